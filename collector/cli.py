@@ -1,0 +1,59 @@
+"""The command `kvscope`: one module a verb in `collector/commands/`, loaded when it is asked for.
+
+Results go to stdout (`--json`: one JSON document and nothing else), talk to stderr. Exit 0 fine, 1 a finding or a failed
+check, 2 misuse, 3 the other side could not be reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import click
+import typer
+
+from collector import commands
+from engine_probe.errors import EXIT_MISUSE, KvscopeError
+
+app = typer.Typer(
+    name="kvscope",
+    help="Flight recorder and doctor for LLM serving: which cause owns how much of the P99, and what to change.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def build() -> typer.Typer:
+    """The app with every verb registered."""
+    if not app.registered_commands:
+        for module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda m: m.name):
+            importlib.import_module(f"collector.commands.{module.name}").register(app)
+    return app
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; every `KvscopeError` becomes one readable message and its exit code."""
+    try:
+        code = build()(args=argv, standalone_mode=False)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_MISUSE
+    except (click.Abort, KeyboardInterrupt):
+        print("kvscope: stopped", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KvscopeError as error:
+        print(f"kvscope: {error.title}: {error.message}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Shows: dashboards as code, generated JSON, publisher."""

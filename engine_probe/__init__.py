@@ -1,0 +1,1 @@
+"""Speaks: the event contract, the recorder, the sinks, the engine adapters. Importing it costs milliseconds."""

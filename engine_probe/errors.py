@@ -1,0 +1,138 @@
+"""The one tree of errors. Each error keeps its facts as attributes and says what to do next.
+
+    KvscopeError
+    +-- ProbeError            engine_probe: speaking to an engine or a collector
+    |   +-- EngineUnreachable    nothing answers at the address
+    |   +-- UnknownFormat        it answers, but not in a format we know
+    |   +-- InvalidRows          rows that break the event contract
+    +-- StoreError            store: remembering
+    |   +-- SchemaTooNew         the database was written by a newer kvscope
+    |   +-- BatchRejected        the batch cannot be stored as it is
+    |   +-- StoreBusy            the queue is full, or another process holds the file
+    |   +-- DiskFull             no space is left, or the disk budget is used up
+    |   +-- QueryRefused         the SQL is not allowed
+    |   +-- QueryKilled          the SQL ran past its time or memory
+    +-- DiagnosisError        diagnosis: judging
+    |   +-- BadWindow            the window is empty, unknown, or makes no sense
+    +-- AlertError            alerts
+    +-- PublishError          dashboards
+    +-- UsageError            collector: a command or a setting that makes no sense
+
+`http_status` and `exit_code` say how the border shows an error (problem+json, process exit); `title` is its short constant name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+EXIT_OK = 0
+EXIT_FINDING = 1
+EXIT_MISUSE = 2
+EXIT_UNREACHABLE = 3
+
+
+class KvscopeError(Exception):
+    """Base of all errors that kvscope raises on purpose."""
+
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = EXIT_FINDING
+    title: ClassVar[str] = "kvscope error"
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(name)
+
+
+class ProbeError(KvscopeError):
+    http_status = 502
+    title = "Probe failed"
+
+
+class EngineUnreachable(ProbeError):
+    exit_code = EXIT_UNREACHABLE
+    title = "Engine not reachable"
+
+
+class UnknownFormat(ProbeError):
+    http_status = 415
+    exit_code = EXIT_MISUSE
+    title = "Format not known"
+
+
+class InvalidRows(ProbeError):
+    """Rows that break the contract. Facts: kind, row, column, value, expected."""
+
+    http_status = 422
+    exit_code = EXIT_MISUSE
+    title = "Rows do not match the event contract"
+
+
+class StoreError(KvscopeError):
+    title = "Store failed"
+
+
+class SchemaTooNew(StoreError):
+    http_status = 503
+    exit_code = EXIT_MISUSE
+    title = "Database is newer than this kvscope"
+
+
+class BatchRejected(StoreError):
+    http_status = 422
+    exit_code = EXIT_MISUSE
+    title = "Batch rejected"
+
+
+class StoreBusy(StoreError):
+    http_status = 429
+    exit_code = EXIT_UNREACHABLE
+    title = "Store is busy"
+
+
+class DiskFull(StoreError):
+    http_status = 507
+    title = "Disk is full"
+
+
+class QueryRefused(StoreError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Query refused"
+
+
+class QueryKilled(StoreError):
+    http_status = 408
+    title = "Query stopped"
+
+
+class DiagnosisError(KvscopeError):
+    title = "Diagnosis failed"
+
+
+class BadWindow(DiagnosisError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Window makes no sense"
+
+
+class AlertError(KvscopeError):
+    title = "Alert failed"
+
+
+class PublishError(KvscopeError):
+    http_status = 502
+    exit_code = EXIT_UNREACHABLE
+    title = "Publishing failed"
+
+
+class UsageError(KvscopeError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Usage makes no sense"
