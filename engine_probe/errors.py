@@ -5,6 +5,7 @@
     |   +-- EngineUnreachable    nothing answers at the address
     |   +-- UnknownFormat        it answers, but not in a format we know
     |   +-- InvalidRows          rows that break the event contract
+    |   +-- TooLarge             more bytes than the receiver takes, as sent or after decompression
     +-- StoreError            store: remembering
     |   +-- SchemaTooNew         the database was written by a newer kvscope
     |   +-- BatchRejected        the batch cannot be stored as it is
@@ -17,8 +18,19 @@
     +-- AlertError            alerts
     +-- PublishError          dashboards
     +-- UsageError            collector: a command or a setting that makes no sense
+    +-- CollectorError        collector: the border of the service
+        +-- BadRequest           the request cannot be read as what it says it is
+        +-- Unauthorized         no token, or the wrong one
+        +-- WrongHost            the Host or Origin is not one of ours
+        +-- NotFound             no such thing is stored
+        +-- BodyTimeout          the client stopped sending in mid-body
+        +-- TooManyBatches       the ingest queue or its memory is full
+        +-- NotReady             starting, or draining before it stops
+        +-- CollectorUnreachable no collector answers at the address
+        +-- CannotListen         the address is in use, or not allowed
 
-`http_status` and `exit_code` say how the border shows an error (problem+json, process exit); `title` is its short constant name.
+`http_status` and `exit_code` say how the border shows an error (problem+json, process exit); `title` is its short
+constant name.
 """
 
 from __future__ import annotations
@@ -72,6 +84,14 @@ class InvalidRows(ProbeError):
     http_status = 422
     exit_code = EXIT_MISUSE
     title = "Rows do not match the event contract"
+
+
+class TooLarge(ProbeError):
+    """A body larger than allowed, as sent or after decompression. Facts: limit_bytes."""
+
+    http_status = 413
+    exit_code = EXIT_MISUSE
+    title = "Too large"
 
 
 class StoreError(KvscopeError):
@@ -136,3 +156,61 @@ class UsageError(KvscopeError):
     http_status = 400
     exit_code = EXIT_MISUSE
     title = "Usage makes no sense"
+
+
+class CollectorError(KvscopeError):
+    title = "Collector failed"
+
+
+class BadRequest(CollectorError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Request cannot be read"
+
+
+class Unauthorized(CollectorError):
+    http_status = 401
+    exit_code = EXIT_MISUSE
+    title = "Token missing or wrong"
+
+
+class WrongHost(CollectorError):
+    http_status = 421
+    exit_code = EXIT_MISUSE
+    title = "Host or origin not allowed"
+
+
+class NotFound(CollectorError):
+    http_status = 404
+    title = "Not found"
+
+
+class BodyTimeout(CollectorError):
+    http_status = 408
+    exit_code = EXIT_UNREACHABLE
+    title = "Body did not arrive in time"
+
+
+class TooManyBatches(CollectorError):
+    """Facts: retry_after_s."""
+
+    http_status = 429
+    exit_code = EXIT_UNREACHABLE
+    title = "Collector is busy"
+
+
+class NotReady(CollectorError):
+    http_status = 503
+    exit_code = EXIT_UNREACHABLE
+    title = "Collector is not ready"
+
+
+class CollectorUnreachable(CollectorError):
+    http_status = 502
+    exit_code = EXIT_UNREACHABLE
+    title = "Collector not reachable"
+
+
+class CannotListen(CollectorError):
+    exit_code = EXIT_UNREACHABLE
+    title = "Cannot listen"
