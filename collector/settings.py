@@ -1,0 +1,147 @@
+"""Every setting of the collector in one place: unit, default and description, read from `KVSCOPE_*` variables.
+
+Idea: other layers receive plain values as arguments; only the composition root reads this. README's table is rendered
+from these fields (`python -m collector.settings`), so the two cannot disagree. Nested fields are joined with `__`:
+`KVSCOPE_SERVER__PORT=9000`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _f(default: Any, unit: str, description: str, **limits: Any) -> Any:
+    return Field(default=default, description=description, json_schema_extra={"unit": unit}, **limits)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Section):
+    """Where the collector listens, and to whom it answers."""
+
+    host: str = _f("127.0.0.1", "address", "address to listen on; anything but loopback needs a token")
+    port: int = _f(8321, "port", "TCP port to listen on; 0 takes a free one", ge=0, le=65535)
+    token: SecretStr | None = _f(None, "secret", "bearer token that every request but the health checks must carry")
+    token_file: Path | None = _f(None, "path", "file whose first line is the token (better than the variable)")
+    allow_unauthenticated: bool = _f(False, "flag", "listen on other addresses than loopback without a token")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = _f(
+        (), "names", "names, separated by commas, accepted in the Host header besides the loopback ones"
+    )
+    header_timeout_s: float = _f(10.0, "s", "longest time a connection may take to send a request's headers", gt=0)
+    body_idle_timeout_s: float = _f(10.0, "s", "longest pause inside a request's body", gt=0)
+    body_timeout_s: float = _f(120.0, "s", "longest time for a whole body", gt=0)
+    drain_timeout_s: float = _f(15.0, "s", "longest time to finish accepted batches after SIGTERM", gt=0)
+    max_connections: int = _f(1024, "connections", "open connections and running requests; above, 503", ge=1)
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+
+class IngestSettings(_Section):
+    """What one batch may be, and how many may be on their way to disk."""
+
+    max_body_bytes: int = _f(64 * MIB, "bytes", "largest body as sent; above, 413", ge=1)
+    max_decoded_bytes: int = _f(256 * MIB, "bytes", "largest body once decompressed; above, 413", ge=1)
+    memory_bytes: int = _f(512 * MIB, "bytes", "bodies in flight together, decompressed; above, 429", ge=1)
+    max_batches: int = _f(64, "batches", "batches in flight together; above, 429", ge=1)
+    decode_threads: int = _f(2, "threads", "batches decoded and validated at the same time", ge=1)
+    commit_timeout_s: float = _f(30.0, "s", "longest wait for the store to commit a batch; above, 429", gt=0)
+    retry_after_s: int = _f(1, "s", "Retry-After of a 429 or 503", ge=1)
+
+
+class ReadSettings(_Section):
+    """Limits of the read API."""
+
+    max_concurrent: int = _f(4, "queries", "read queries running at the same time; others wait", ge=1)
+    max_waiting: int = _f(64, "queries", "read queries waiting for their turn; above, 429", ge=0)
+    page_rows: int = _f(100, "rows", "rows of a page where the caller names no limit", ge=1)
+    max_page_rows: int = _f(5_000, "rows", "most rows of a page", ge=1)
+    max_points: int = _f(5_000, "points", "most points of one time series", ge=1)
+    keep_findings: int = _f(100, "verdicts", "verdicts kept for /api/v1/findings", ge=1)
+    open_requests: int = _f(20_000, "requests", "open requests followed in the live table", ge=1)
+    open_expiry_s: float = _f(3_600.0, "s", "an open request unheard of for so long leaves the live table", gt=0)
+
+
+class SqlSettings(_Section):
+    """Limits of SQL for people, which runs in a child process."""
+
+    timeout_s: float = _f(30.0, "s", "a query is killed after so long", gt=0)
+    memory_bytes: int = _f(GIB, "bytes", "memory of the child process", ge=64 * MIB)
+    max_rows: int = _f(1_000_000, "rows", "most rows of an answer", ge=1)
+    max_children: int = _f(2, "processes", "queries running at the same time; others get 429", ge=1)
+
+
+class MetricsSettings(_Section):
+    """Size of `/metrics`."""
+
+    max_series: int = _f(200, "series", "worker and model pairs with own histograms; later ones share `other`", ge=1)
+    max_sources: int = _f(200, "sources", "senders with their own series; later ones share `other`", ge=1)
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = _f("info", "level", "least severity that is logged")
+    format: Literal["auto", "text", "json"] = _f("auto", "format", "auto: text on a terminal, JSON elsewhere")
+
+
+class Settings(BaseSettings):
+    """Settings of `kvscope serve`; arguments win over variables, variables over defaults."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVSCOPE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    store_url: str = _f("./kvscope.duckdb", "path or URL", "the store: path of a DuckDB file, or a store URL")
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    ingest: IngestSettings = Field(default_factory=IngestSettings)
+    read: ReadSettings = Field(default_factory=ReadSettings)
+    sql: SqlSettings = Field(default_factory=SqlSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+
+
+def render_table() -> str:
+    """Markdown table of every setting, for README: variable, default, unit, what it is."""
+    lines = ["| Variable | Default | Unit | What it is |", "| --- | --- | --- | --- |"]
+    for variable, default, unit, description in _walk(Settings, "KVSCOPE_"):
+        lines.append(f"| `{variable}` | {default} | {unit} | {description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for name, field in model.model_fields.items():
+        variable = prefix + name.upper()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += _walk(field.annotation, variable + "__")
+            continue
+        extra = field.json_schema_extra
+        unit = str(extra["unit"]) if isinstance(extra, dict) else ""
+        rows.append((variable, _shown(field.default, unit), unit, str(field.description)))
+    return rows
+
+
+def _shown(value: Any, unit: str) -> str:
+    if value is None or value == ():
+        return "none"
+    if unit == "bytes":
+        return f"{value // GIB} GiB" if value % GIB == 0 else f"{value // MIB} MiB"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    print(render_table(), end="")
