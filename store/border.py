@@ -1,0 +1,121 @@
+"""The border to DuckDB: its exceptions become ours here, once, and nowhere else.
+
+Invariant: no `duckdb.Error` leaves the store. Every error says what happened, to which store, and what to do next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+
+from engine_probe.errors import BatchRejected, DiskFull, KvscopeError, QueryKilled, StoreBusy, StoreError
+
+_NO_SPACE = re.compile(
+    r"no space left|disk quota exceeded|file too large|enospc|edquot|efbig|max_temp_directory_size", re.I
+)
+_HOLDER = re.compile(r"held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
+_BAD_ROWS = (
+    duckdb.ConstraintException,
+    duckdb.ConversionException,
+    duckdb.OutOfRangeException,
+    duckdb.TypeMismatchException,
+)
+
+
+@contextmanager
+def border(url: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn DuckDB's and the system's exceptions into StoreErrors that name the store `url`."""
+    try:
+        yield
+    except KvscopeError:
+        raise
+    except (duckdb.Error, OSError) as error:
+        raise translate(error, url, writing=writing) from error
+
+
+def translate(error: BaseException, url: str, *, writing: bool = False) -> StoreError:
+    """The StoreError that says what `error` means for a reader or writer of the store."""
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0]
+    if _NO_SPACE.search(text):
+        return DiskFull(
+            f"No space is left for the store {url} ({first_line}). Nothing of the batch was kept, reads go on. "
+            "Free space or run `kvscope store prune`; senders keep their batches and send them again.",
+            url=url,
+        )
+    if isinstance(error, duckdb.InterruptException):
+        return QueryKilled(f"A query on {url} was interrupted before it ended. Ask for a smaller window.", url=url)
+    if writing and isinstance(error, _BAD_ROWS):
+        return BatchRejected(f"The batch does not fit the tables of {url}: {first_line}. Correct the rows.", url=url)
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return StoreError(
+            f"A query on {url} needed more memory than the store may use ({first_line}). "
+            "Ask for a smaller window, or raise the store's memory limit.",
+            url=url,
+        )
+    return StoreError(f"The store {url} failed: {first_line}", url=url, error=type(error).__name__)
+
+
+def opening_error(error: BaseException, path: Path, *, read_only: bool) -> StoreError:
+    """Why a DuckDB file could not be opened, and what to do about it."""
+    text = str(error)
+    if found := _HOLDER.search(text):
+        pid = int(found["pid"])
+        return StoreBusy(
+            f"{path} is held by process {pid} ({_command_line(pid) or found['program']}), and a DuckDB file admits one "
+            "process. Ask that process over HTTP (if it is `kvscope serve`), read the sealed Parquet files beside the "
+            "database, or stop it and try again.",
+            path=str(path),
+            pid=pid,
+            retry_after_s=5,
+        )
+    if "not a valid DuckDB database" in text:
+        return StoreError(
+            f"{path} is a file, but not a DuckDB database. Give another path with --store, or move that file away.",
+            path=str(path),
+        )
+    if re.search(r"permission denied|read-only file system|cannot open file .* in read-only", text, re.I):
+        wanted = "read" if read_only else "written"
+        return StoreError(
+            f"{path} cannot be {wanted}: permission denied. Give this user the right to the file and its folder, "
+            "or another path with --store.",
+            path=str(path),
+        )
+    if _NO_SPACE.search(text):
+        return DiskFull(
+            f"{path} cannot be opened: no space is left on its disk. Free space and try again.", path=str(path)
+        )
+    if "different configuration" in text:
+        return StoreBusy(
+            f"{path} is already open in this process with other settings. Close that store first, or pass it along.",
+            path=str(path),
+            retry_after_s=1,
+        )
+    if (
+        re.search(r"version number|newer version|storage version|could not read|serializ", text, re.I)
+        and "version" in text
+    ):
+        return StoreError(
+            f"{path} was written by another release of DuckDB that this one cannot read: {text.splitlines()[0]}. "
+            "Use the kvscope release that wrote it to export it (`kvscope store export`).",
+            path=str(path),
+        )
+    return StoreError(
+        f"{path} cannot be opened; it looks damaged: {text.splitlines()[0] if text else type(error).__name__}. "
+        "Move it (and its .wal file) away to start afresh, or restore a copy made with `kvscope store backup`; "
+        "rows that were sealed are still in the Parquet folder beside it.",
+        path=str(path),
+    )
+
+
+def _command_line(pid: int) -> str | None:
+    """Command line of a process on this machine, where the system tells it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return b" ".join(word for word in words if word).decode(errors="replace")[:200] or None

@@ -1,0 +1,189 @@
+"""One DuckDB instance in this process: opened with our settings, held alone, opened again when DuckDB gives it up.
+
+Invariant: at most one `Database` of a file in this process, and DuckDB's file lock keeps other processes out. A failed
+checkpoint invalidates DuckDB's whole instance (1.5); `revive` opens the file again, for reading only where it cannot be written,
+so that reads go on when the disk is full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Final
+
+import duckdb
+
+from engine_probe.errors import DiskFull, StoreBusy, StoreError
+from store.border import border, opening_error
+
+MEMORY: Final = ":memory:"
+CHECKPOINT_THRESHOLD: Final = "256MB"
+_HEADROOM_BYTES: Final = 32 << 20
+
+_open_files: set[Path] = set()
+_open_files_lock = Lock()
+
+
+class Database:
+    """The file at `path` (or memory), with a small pool of reading cursors behind a semaphore."""
+
+    def __init__(
+        self, path: str, *, read_only: bool, num_readers: int, memory_limit_bytes: int | None, read_wait_s: float = 60.0
+    ) -> None:
+        self.url = path
+        self.path = None if path == MEMORY else Path(path).resolve()
+        self.read_only = read_only
+        self._config = {
+            "checkpoint_threshold": CHECKPOINT_THRESHOLD,
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "python_enable_replacements": "false",
+        }
+        if memory_limit_bytes is not None:
+            self._config["memory_limit"] = f"{memory_limit_bytes}B"
+        self._slots = BoundedSemaphore(num_readers)
+        self._read_wait_s = read_wait_s
+        self._guard = Lock()
+        self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._claim()
+        try:
+            self._connection: duckdb.DuckDBPyConnection | None = self._connect(read_only)
+        except BaseException:
+            self._release()
+            raise
+        self.degraded = False
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A new cursor of the instance, for the writer or a long read of its own."""
+        if self._connection is None:
+            raise StoreError(f"The store {self.url} is closed. Open it again.", url=self.url)
+        return self._connection.cursor()
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor for one read. Few run at once, so that commits stay quick; StoreBusy where none comes free in time."""
+        if not self._slots.acquire(timeout=self._read_wait_s):
+            raise StoreBusy(
+                f"All readers of {self.url} were busy for {self._read_wait_s:g} s. Ask for a smaller window or again later.",
+                url=self.url,
+                retry_after_s=5,
+            )
+        try:
+            with self._guard:
+                owner = self._connection
+                cursor = self._idle.pop() if self._idle else self.cursor()
+            try:
+                with border(self.url):
+                    yield cursor
+            finally:
+                with self._guard:
+                    if owner is self._connection and owner is not None:
+                        self._idle.append(cursor)
+                    else:
+                        cursor.close()
+        finally:
+            self._slots.release()
+
+    def revive(self) -> None:
+        """Open the file again after DuckDB invalidated its instance, for reading only where writing fails."""
+        with self._guard:
+            self._drop()
+            try:
+                self._connection, self.degraded = self._connect(read_only=False), False
+            except StoreError:
+                self._connection, self.degraded = self._connect(read_only=True), True
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._guard:
+            if self._connection is not None:
+                self._drop()
+                self._release()
+
+    def file_bytes(self) -> int:
+        """Bytes of the database file and its log on disk."""
+        return sum(_size(path) for path in self._files())
+
+    def require_space(self, num_bytes: int) -> None:
+        """DiskFull where a commit of `num_bytes`, and the checkpoint that may follow, could run out of disk."""
+        if self.path is None:
+            return
+        status = os.statvfs(self.path.parent)
+        free = status.f_bavail * status.f_frsize
+        needed = 2 * num_bytes + _size(self.path.with_name(self.path.name + ".wal")) + _HEADROOM_BYTES
+        if free < needed:
+            raise DiskFull(
+                f"The disk of {self.url} has {free / 1e6:.0f} MB free; the next commit may need {needed / 1e6:.0f} MB. Nothing "
+                "was written, reads go on. Free space or run `kvscope store prune`; senders keep their batches.",
+                url=self.url,
+                free_bytes=free,
+                needed_bytes=needed,
+            )
+
+    def _files(self) -> list[Path]:
+        return [] if self.path is None else [self.path, self.path.with_name(self.path.name + ".wal")]
+
+    def _connect(self, read_only: bool) -> duckdb.DuckDBPyConnection:
+        if self.path is None:
+            return duckdb.connect(MEMORY, config=self._config)
+        self._check_place(self.path, read_only)
+        try:
+            return duckdb.connect(str(self.path), read_only=read_only, config=self._config)
+        except (duckdb.Error, OSError) as error:
+            raise opening_error(error, self.path, read_only=read_only) from error
+
+    def _check_place(self, path: Path, read_only: bool) -> None:
+        """StoreErrors for what DuckDB would explain badly."""
+        if path.is_dir():
+            raise StoreError(
+                f"{path} is a folder. Give the path of a database file, such as {path / 'kvscope.duckdb'}."
+            )
+        if not path.parent.is_dir():
+            raise StoreError(f"The folder {path.parent} does not exist. Make it, or give another path with --store.")
+        if read_only and not path.exists():
+            raise StoreError(
+                f"There is no database at {path}. `kvscope import PATH` or `kvscope serve` makes one; "
+                "or give the path of an existing one with --store.",
+                path=str(path),
+            )
+        if not read_only and not os.access(path.parent, os.W_OK):
+            raise StoreError(
+                f"The folder {path.parent} cannot be written, and a database needs its log beside it. "
+                "Give this user the right to it, or another path with --store.",
+                path=str(path),
+            )
+
+    def _drop(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _claim(self) -> None:
+        if self.path is None:
+            return
+        with _open_files_lock:
+            if self.path in _open_files:
+                raise StoreBusy(
+                    f"{self.path} is open in this process already. Use that store, or close it first.",
+                    path=str(self.path),
+                    pid=os.getpid(),
+                    retry_after_s=1,
+                )
+            _open_files.add(self.path)
+
+    def _release(self) -> None:
+        if self.path is not None:
+            with _open_files_lock:
+                _open_files.discard(self.path)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,101 @@
+"""SQLAlchemy statements for DuckDB cursors: composed with SQLAlchemy Core, run by DuckDB itself so that results stay Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from duckdb_sqlalchemy import Dialect
+
+from engine_probe.errors import StoreError
+from store.interface import Window
+from store.tables import TABLES
+
+_DIALECT: Final = Dialect(paramstyle="numeric_dollar")
+
+
+def render(statement: Any) -> tuple[str, list[Any]]:
+    """SQL text with `$1, $2, ...` and the values in that order."""
+    compiled = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+    values = compiled.params
+    return str(compiled), [values[name] for name in compiled.positiontup or ()]
+
+
+def create_statement(table: sa.Table) -> str:
+    """`CREATE TABLE` text of a table of ours, ending in a semicolon."""
+    text = str(sa.schema.CreateTable(table).compile(dialect=_DIALECT)).strip()
+    lines = [line.rstrip().replace("\t", "    ").replace("UBigInt", "UBIGINT") for line in text.splitlines()]
+    return "\n".join(line for line in lines if line) + ";\n"
+
+
+def instant_column(kind: str) -> str:
+    """The instant that places a row of `kind` in a window: a request belongs to its arrival, the rest to `at_ns`."""
+    return "arrival_ns" if kind == "request" else "at_ns"
+
+
+def in_window(kind: str, window: Window) -> list[sa.ColumnElement[bool]]:
+    """Conditions that a row of `kind` is in the window."""
+    columns = TABLES[kind].c
+    instant = columns[instant_column(kind)]
+    conditions = [columns.run_id.is_(None) if window.run_id is None else columns.run_id == window.run_id]
+    if window.start_ns is not None:
+        conditions.append(instant >= window.start_ns)
+    if window.end_ns is not None:
+        conditions.append(instant < window.end_ns)
+    return conditions
+
+
+def select_rows(
+    kind: str,
+    window: Window,
+    columns: Sequence[str] | None,
+    *,
+    where: str | None = None,
+    params: Sequence[Any] = (),
+    order_by: str | None = None,
+    limit: int | None = None,
+) -> sa.Select[Any]:
+    """Rows of one kind in a window; see `Store.rows`."""
+    table = table_of(kind)
+    if unknown := [name for name in columns or () if name not in table.c]:
+        raise StoreError(
+            f"The kind {kind} has no column {', '.join(unknown)}. It has {', '.join(table.c.keys())}.", kind=kind
+        )
+    statement = sa.select(*(table.c[name] for name in columns or table.c.keys()[:-2])).where(*in_window(kind, window))
+    if where is not None:
+        statement = statement.where(own_text(f"({where})", params))
+    if order_by is not None:
+        statement = statement.order_by(sa.text(_escape(order_by)))
+    if limit is not None:
+        statement = statement.limit(limit)
+    return statement
+
+
+def table_of(kind: str) -> sa.Table:
+    """Table of a kind; StoreError naming the known kinds where there is none."""
+    if kind not in TABLES:
+        raise StoreError(f"There is no kind {kind!r}. The kinds are {', '.join(TABLES)}.", kind=kind)
+    return TABLES[kind]
+
+
+def own_text(sql: str, params: Sequence[Any]) -> sa.TextClause:
+    """Our own SQL text whose `?` take `params` in order; `?` inside quotes stays a character."""
+    pieces, names, quote = [], [], ""
+    for character in sql:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "?":
+            names.append(f"own_{len(names)}")
+            pieces.append(f":{names[-1]}")
+            continue
+        pieces.append("\\:" if character == ":" else character)
+    if len(names) != len(params):
+        raise StoreError(f"The text {sql!r} has {len(names)} question marks for {len(params)} values.")
+    return sa.text("".join(pieces)).bindparams(**dict(zip(names, params, strict=True)))
+
+
+def _escape(sql: str) -> str:
+    return sql.replace(":", "\\:")

@@ -1,0 +1,126 @@
+"""Table metadata: one table a kind, its columns derived from the event contract, and the small relational side.
+
+Invariant: the contract (`engine_probe/events.py`) is typed once. The columns of a kind's table are the contract's, in its
+order, followed by what only the store knows: `source` (who sent the row) and `received_ns` (when we got it). The numbered
+migrations were written from this metadata and are frozen once released; a contract test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from duckdb_sqlalchemy.datatypes import Map, Struct, UBigInteger
+from sqlalchemy.dialects import postgresql
+
+from engine_probe.events import KINDS, Column
+
+METADATA: Final = sa.MetaData()
+
+STORE_COLUMNS: Final = ("source", "received_ns")
+"""Columns of every kind's table that the contract does not have. `received_ns` never falls in the order of arrival."""
+
+_SCALARS: Final[dict[str, Any]] = {
+    "string": sa.String,
+    "int64": sa.BigInteger,
+    "uint64": UBigInteger,
+    "float64": sa.DOUBLE,
+    "bool": sa.Boolean,
+}
+
+
+def column_type(column: Column) -> Any:
+    """SQLAlchemy type of a contract column."""
+    if column.type in _SCALARS:
+        return _SCALARS[column.type]()
+    if column.type == "map<string,string>":
+        return Map(sa.String, sa.String)
+    if column.type in ("struct", "list<struct>"):
+        struct = Struct({name: _SCALARS[type_] for name, type_ in column.fields})
+        return struct if column.type == "struct" else postgresql.ARRAY(struct)
+    if column.type.startswith("list<"):
+        return postgresql.ARRAY(_SCALARS[column.type[5:-1]]())
+    raise ValueError(f"column {column.name} has unknown type {column.type}")
+
+
+def _kind_table(kind: str) -> sa.Table:
+    columns = [sa.Column(c.name, column_type(c), nullable=not c.required) for c in KINDS[kind]]
+    columns.append(sa.Column("source", sa.String, nullable=False))
+    columns.append(sa.Column("received_ns", sa.BigInteger, nullable=False))
+    return sa.Table(kind, METADATA, *columns)
+
+
+TABLES: Final[dict[str, sa.Table]] = {kind: _kind_table(kind) for kind in KINDS}
+"""Kind -> its table."""
+
+SOURCE: Final = sa.Table(
+    "source",
+    METADATA,
+    sa.Column("source", sa.String, nullable=False),
+    sa.Column("epoch", sa.String, nullable=False),
+    sa.Column("first_received_ns", sa.BigInteger, nullable=False),
+    sa.Column("last_received_ns", sa.BigInteger, nullable=False),
+    sa.Column("num_batches", sa.BigInteger, nullable=False),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("clock_offset_s", sa.DOUBLE),
+    sa.Column("clock_error_s", sa.DOUBLE),
+)
+"""One row a sender and epoch. The clock offset is the sender's clock minus ours."""
+
+BATCH_RANGE: Final = sa.Table(
+    "batch_range",
+    METADATA,
+    sa.Column("source", sa.String, nullable=False),
+    sa.Column("epoch", sa.String, nullable=False),
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+)
+"""Which batches were applied: disjoint inclusive ranges, neighbours merged. Outlives the rows."""
+
+ROW_COUNT: Final = sa.Table(
+    "row_count",
+    METADATA,
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("appended", sa.BigInteger, nullable=False),
+    sa.Column("removed", sa.BigInteger, nullable=False),
+    sa.Column("sealed_through_ns", sa.BigInteger),
+)
+"""The books of each kind: rows in the table = appended - removed; rows received up to `sealed_through_ns` are in Parquet."""
+
+SEAL_LOG: Final = sa.Table(
+    "seal_log",
+    METADATA,
+    sa.Column("seal_id", sa.BigInteger, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("path", sa.String, nullable=False),
+    sa.Column("run_id", sa.String),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("first_received_ns", sa.BigInteger, nullable=False),
+    sa.Column("last_received_ns", sa.BigInteger, nullable=False),
+    sa.Column("sealed_ns", sa.BigInteger, nullable=False),
+)
+"""One row a Parquet file, its path relative to the Parquet folder."""
+
+SETTING: Final = sa.Table(
+    "setting",
+    METADATA,
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("value", sa.String, nullable=False),
+)
+"""What the database says about itself: who made it, which views it holds."""
+
+SQL_AUDIT: Final = sa.Table(
+    "sql_audit",
+    METADATA,
+    sa.Column("at_ns", sa.BigInteger, nullable=False),
+    sa.Column("who", sa.String),
+    sa.Column("sql", sa.String, nullable=False),
+    sa.Column("outcome", sa.String, nullable=False),
+    sa.Column("num_rows", sa.BigInteger),
+    sa.Column("duration_s", sa.DOUBLE),
+    sa.Column("message", sa.String),
+)
+"""Every SQL text that people ran, and how it ended (ok, refused, killed, failed)."""
+
+RELATIONAL: Final = (SOURCE, BATCH_RANGE, ROW_COUNT, SEAL_LOG, SETTING, SQL_AUDIT)

@@ -1,0 +1,219 @@
+"""The one thread that writes: takes what waits, commits it as a group, answers every batch of it.
+
+Invariant: a batch's rows, its identity and the books change in one transaction, so a batch is applied once and an answer means
+it is on disk. A batch that cannot be stored fails alone: when a group fails, its batches are tried one by one.
+
+Group commit: a lone batch is committed at once; what arrives while a commit runs forms the next group, up to `MAX_GROUP_ROWS`
+rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below the 250 ms promised).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from engine_probe.errors import KvscopeError, StoreError
+from store.books import Books, Change
+from store.border import translate
+from store.database import Database
+from store.interface import Receipt
+from store.queue import Append, Job, WriteQueue
+
+log = logging.getLogger(__name__)
+
+MAX_GROUP_ROWS: Final = 100_000
+_SMALL_CHUNK_ROWS: Final = 2048
+
+T = TypeVar("T")
+
+
+class Writer:
+    """Owns the writing cursor and the books."""
+
+    def __init__(self, database: Database, books: Books, queue: WriteQueue, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._queue = queue
+        self._clock = clock
+        self._cursor = database.cursor()
+        self.books = books
+        self.floor_ns = books.last_received_ns
+        self.budget_error: KvscopeError | None = None
+        self._thread = Thread(target=self._run, name="kvscope-store-writer", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float | None = None) -> T:
+        """Run `work` between two commits on the writer's cursor and answer with its result."""
+        job = Job(work)
+        self._queue.put(job)
+        result: T = job.answer.result(timeout_s)
+        return result
+
+    def close(self) -> None:
+        """Write what is queued, then end the thread."""
+        self._queue.close()
+        self._thread.join()
+        self._cursor.close()
+
+    def raise_floor(self, instant_ns: int) -> None:
+        """Rows of later commits carry a `received_ns` above `instant_ns`. Call it on the writer's thread only."""
+        self.floor_ns = max(self.floor_ns, instant_ns + 1)
+
+    def _run(self) -> None:
+        while (item := self._queue.take(MAX_GROUP_ROWS)) is not None:
+            if isinstance(item, Job):
+                self._run_job(item)
+            else:
+                self._write_group(item)
+
+    def _run_job(self, job: Job) -> None:
+        if not job.answer.set_running_or_notify_cancel():
+            return
+        try:
+            job.answer.set_result(job.work(self._cursor))
+        except (duckdb.Error, OSError) as error:
+            self._recover(error)
+            job.answer.set_exception(_chained(error, self._database.url))
+        except BaseException as error:
+            self._recover(error)
+            job.answer.set_exception(error)
+
+    def _write_group(self, group: Sequence[Append]) -> None:
+        leaders: list[Append] = []
+        followers: dict[int, list[Append]] = {}
+        by_identity: dict[Any, Append] = {}
+        for item in group:
+            if not item.answer.set_running_or_notify_cancel():
+                continue
+            identity = item.batch.identity
+            if identity is not None and self.books.is_applied(identity):
+                item.answer.set_result(Receipt({}, True, item.received_ns))
+            elif identity is not None and identity in by_identity:
+                followers.setdefault(id(by_identity[identity]), []).append(item)
+            else:
+                leaders.append(item)
+                if identity is not None:
+                    by_identity[identity] = item
+        if leaders:
+            self._write_leaders(leaders)
+        for leader in leaders:
+            for follower in followers.get(id(leader), ()):
+                error = leader.answer.exception()
+                if error is None:
+                    follower.answer.set_result(Receipt({}, True, follower.received_ns))
+                else:
+                    follower.answer.set_exception(error)
+
+    def _write_leaders(self, batches: Sequence[Append]) -> None:
+        """Commit the batches together, or one by one where together fails."""
+        started = time.perf_counter()
+        try:
+            self._commit(batches)
+        except BaseException as error:
+            self._recover(error)
+            if self._was_applied_after_all(batches):
+                pass
+            elif len(batches) > 1 and not isinstance(error, KvscopeError):
+                for batch in batches:
+                    self._write_leaders([batch])
+                return
+            else:
+                failure = _chained(error, self._database.url)
+                log.warning("commit failed", extra={"batches": len(batches), "reason": str(failure)})
+                for batch in batches:
+                    batch.answer.set_exception(failure)
+                return
+        self._queue.wrote(sum(batch.num_bytes for batch in batches), time.perf_counter() - started)
+        for batch in batches:
+            counts = {kind: table.num_rows for kind, table in batch.batch.tables.items()}
+            batch.answer.set_result(Receipt(counts, False, batch.received_ns))
+
+    def _commit(self, batches: Sequence[Append]) -> None:
+        """One transaction: rows, identities, books."""
+        if self.budget_error is not None:
+            raise self.budget_error
+        self._database.require_space(sum(batch.num_bytes for batch in batches))
+        if self._database.degraded:
+            self._cursor.close()
+            self._database.revive()
+            self._cursor = self._database.cursor()
+        change = Change()
+        parts: dict[str, list[pa.Table]] = {}
+        for item in batches:
+            batch = item.batch
+            self.floor_ns = max(self.floor_ns, min(item.received_ns, self._clock()))
+            identity = batch.identity
+            source = identity.source if identity else batch.source
+            rows = {}
+            for kind, table in batch.tables.items():
+                if table.num_rows:
+                    parts.setdefault(kind, []).append(_with_arrival(table, source, self.floor_ns))
+                    rows[kind] = table.num_rows
+            self.books.note(
+                change,
+                identity,
+                source,
+                sent_ns=batch.sent_ns,
+                received_ns=item.received_ns,
+                row_ns=self.floor_ns,
+                rows=rows,
+            )
+        cursor = self._cursor
+        cursor.execute("BEGIN")
+        for kind, tables in parts.items():
+            _insert(cursor, kind, tables)
+        self.books.write(cursor, change)
+        cursor.execute("COMMIT")
+        self.books.settle(change)
+
+    def _recover(self, error: BaseException) -> None:
+        """Leave no transaction open; open the file again where DuckDB gave its instance up."""
+        if isinstance(error, duckdb.FatalException) or "has been invalidated" in str(error):
+            log.error("database gave up, opening it again", extra={"url": self._database.url, "reason": str(error)})
+            self._cursor.close()
+            self._database.revive()
+            self._cursor = self._database.cursor()
+            self.books = Books.load(self._cursor, clocks_of=self.books)
+            return
+        try:
+            self._cursor.execute("ROLLBACK")
+        except duckdb.Error:
+            log.debug("no transaction was open")
+
+    def _was_applied_after_all(self, batches: Sequence[Append]) -> bool:
+        """After a commit that failed halfway (the file was opened again): the identities tell whether it is on disk."""
+        identities = [batch.batch.identity for batch in batches]
+        return all(identity is not None and self.books.is_applied(identity) for identity in identities)
+
+
+def _with_arrival(table: pa.Table, source: str, received_ns: int) -> pa.Table:
+    """The rows with who sent them and when they came; the name is a dictionary of one, so it costs a byte a row."""
+    count = table.num_rows
+    names = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), count), pa.array([source], pa.string()))
+    return table.append_column("source", names).append_column(
+        "received_ns", pa.repeat(pa.scalar(received_ns, pa.int64()), count)
+    )
+
+
+def _insert(cursor: duckdb.DuckDBPyConnection, kind: str, tables: Sequence[pa.Table]) -> None:
+    together = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+    if together.column(0).num_chunks > 1 and together.num_rows < _SMALL_CHUNK_ROWS * together.column(0).num_chunks:
+        together = together.combine_chunks()
+    cursor.register("incoming", together)
+    try:
+        cursor.execute(f'INSERT INTO "{kind}" BY NAME SELECT * FROM incoming')
+    finally:
+        cursor.unregister("incoming")
+
+
+def _chained(error: BaseException, url: str) -> BaseException:
+    if isinstance(error, KvscopeError) or not isinstance(error, duckdb.Error | OSError | pa.ArrowException):
+        return error
+    failure: StoreError = translate(error, url, writing=True)
+    failure.__cause__ = error
+    return failure
