@@ -23,6 +23,7 @@ class Column:
     type      string | int64 | uint64 | float64 | bool, or list<scalar>, map<string,string>, struct, list<struct>
     fields    of a struct or list<struct>
     choices   the allowed words of a closed vocabulary (a null is always allowed unless `required`)
+    signed    a number that may lie below zero; all others are counts, sizes, durations or ratios and may not
     """
 
     name: str
@@ -31,6 +32,7 @@ class Column:
     required: bool = False
     choices: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
+    signed: bool = False
 
     @property
     def unit(self) -> str | None:
@@ -51,21 +53,37 @@ UNITS: Final = {
     "_blocks": "blocks",
     "_ratio": "ratio 0..1",
     "_util": "ratio 0..1",
+    "sample_rate": "ratio 0..1",
 }
 
 
-def _c(name: str, type_: str, doc: str, *, required: bool = False, choices: str = "", fields: str = "") -> Column:
+def _c(
+    name: str,
+    type_: str,
+    doc: str,
+    *,
+    required: bool = False,
+    choices: str = "",
+    fields: str = "",
+    signed: bool = False,
+) -> Column:
     pairs = tuple((part.split(":")[0], part.split(":")[1]) for part in fields.split())
-    return Column(name, type_, doc, required, tuple(choices.split()), pairs)
+    return Column(name, type_, doc, required, tuple(choices.split()), pairs, signed)
 
 
-S, I, U, F, B = "string", "int64", "uint64", "float64", "bool"
+S, I, U, F, B = "string", "int64", "uint64", "float64", "bool"  # noqa: E741
 SPANS, MAP = "list<struct>", "map<string,string>"
 
 COMMON: Final = (
-    _c("worker", S, "engine instance (one scheduler, one KV cache) the row speaks of; null where the vantage cannot tell"),
+    _c(
+        "worker",
+        S,
+        "engine instance (one scheduler, one KV cache) the row speaks of; null where the vantage cannot tell",
+    ),
     _c("at_ns", I, "instant of the row: end of the request or step, moment of the event", required=True),
-    _c("run_id", S, "name of the imported run or experiment arm; null for live data. Retention leaves named runs alone"),
+    _c(
+        "run_id", S, "name of the imported run or experiment arm; null for live data. Retention leaves named runs alone"
+    ),
     _c("sample_rate", F, "share of such rows that the probe kept (0 < rate <= 1); null means all were kept"),
 )
 
@@ -159,7 +177,7 @@ REQUEST: Final = (
     _c("error", S, "what went wrong, in the engine's or client's words, without content"),
     _c("retry_count", I, "retries the client or router made"),
     _c("fallback_reason", S, "why another model, route or tier served it"),
-    _c("billable_units", F, "units billed"),
+    _c("billable_units", F, "units billed", signed=True),
     _c("cost_center", S, "who is billed"),
     _c("prompt_blocks", "list<uint64>", "salted chain hash of every full prompt block, first block first"),
 )
@@ -282,14 +300,14 @@ CHECK: Final = (
     _c("check", S, "what was checked", required=True, choices="sample_boundary mask position leakage"),
     _c("outcome", S, "result", required=True, choices="passed failed unknown"),
     _c("sample_ids", "list<string>", "samples in the batch"),
-    _c("segment_ids", "list<int64>", "segment of each sample"),
+    _c("segment_ids", "list<int64>", "segment of each sample", signed=True),
     _c("document_boundary", S, "how documents are kept apart"),
     _c("eos_policy", S, "where end-of-sequence tokens are put"),
     _c("packing_version", S, "version of the packing code"),
     _c("attention_mask_hash", U, "hash of the attention mask"),
     _c("causal_mask_mode", S, "kind of causal mask"),
     _c("loss_mask_hash", U, "hash of the loss mask"),
-    _c("ignore_index", I, "label that the loss ignores"),
+    _c("ignore_index", I, "label that the loss ignores", signed=True),
     _c("position_ids_strategy", S, "how positions restart"),
     _c("truncation_side", S, "side that is cut", choices="left right"),
     _c("chat_template_version", S, "version or hash of the chat template"),
@@ -299,7 +317,7 @@ CHECK: Final = (
 SAMPLE: Final = (
     _c("name", S, "canonical name (see CANONICAL_SAMPLES), or the wire name", required=True),
     _c("labels", MAP, "labels; `wire` keeps the name on the wire"),
-    _c("value", F, "the number", required=True),
+    _c("value", F, "the number", required=True, signed=True),
 )
 
 MARK: Final = (
@@ -347,7 +365,7 @@ CANONICAL_SAMPLES: Final = tuple(
     external_queries_tokens_total external_hits_tokens_total preemptions_total prompt_tokens_total
     prompt_tokens_computed_total prompt_tokens_cached_total output_tokens_total requests_finished_total
     requests_failed_total blocks_evicted_total tier_read_bytes_total tier_written_bytes_total router_load gpu_util
-    gpu_power_watts gpu_throttled cpu_util""".split()
+    gpu_power_watts gpu_throttled cpu_util""".split()  # noqa: SIM905
 )
 """Names that mean the same whatever the engine. Histograms are `name_bucket`, `name_sum`, `name_count`."""
 
