@@ -1,1 +1,1 @@
-"""Wires: FastAPI app, ingest, read API, `/metrics`, pages, settings, command line. The only folder that sees all others."""
+"""Wires: FastAPI app, ingest, read API, `/metrics`, pages, settings, command line. It alone sees all other folders."""

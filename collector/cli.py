@@ -1,7 +1,7 @@
 """The command `kvscope`: one module a verb in `collector/commands/`, loaded when it is asked for.
 
-Results go to stdout (`--json`: one JSON document and nothing else), talk to stderr. Exit 0 fine, 1 a finding or a failed
-check, 2 misuse, 3 the other side could not be reached.
+Results go to stdout (`--json`: one JSON document and nothing else), talk to stderr. Exit 0 fine, 1 a finding or a
+failed check, 2 misuse, 3 the other side could not be reached.
 """
 
 from __future__ import annotations

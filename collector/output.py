@@ -10,13 +10,15 @@ import typer
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 StoreOption = Annotated[
     str,
-    typer.Option("--store", envvar="KVSCOPE_STORE_URL", help="Path of the DuckDB file, or a store URL.", show_default=True),
+    typer.Option(
+        "--store", envvar="KVSCOPE_STORE_URL", help="Path of the DuckDB file, or a store URL.", show_default=True
+    ),
 ]
 DEFAULT_STORE = "./kvscope.duckdb"
 
 
 def emit_json(document: Any) -> None:
-    """Print one JSON document to stdout (dataclasses, Arrow scalars and non-finite floats as null are taken care of)."""
+    """Print one JSON document to stdout (dataclasses are objects, non-finite floats null)."""
     import msgspec
 
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

@@ -85,7 +85,7 @@ class SqlSettings(_Section):
 class MetricsSettings(_Section):
     """Size of `/metrics`."""
 
-    max_series: int = _f(200, "series", "worker and model pairs with own histograms; later ones share `other`", ge=1)
+    max_series: int = _f(100, "series", "worker and model pairs with own histograms; later ones share `other`", ge=1)
     max_sources: int = _f(200, "sources", "senders with their own series; later ones share `other`", ge=1)
 
 

@@ -175,7 +175,7 @@ class Unauthorized(CollectorError):
 
 
 class WrongHost(CollectorError):
-    http_status = 421
+    http_status = 403
     exit_code = EXIT_MISUSE
     title = "Host or origin not allowed"
 
