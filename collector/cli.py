@@ -11,7 +11,6 @@ import os
 import pkgutil
 import sys
 
-import click
 import typer
 
 from collector import commands
@@ -24,6 +23,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+# typer brings its own click since 0.20 and uses the installed one before: the class is taken from what it exports.
+_MISUSE = typer.BadParameter.__mro__[2]
+
+
+@app.callback()
+def _kvscope() -> None:
+    """Flight recorder and doctor for LLM serving: which cause owns how much of the P99, and what to change."""
 
 
 def build() -> typer.Typer:
@@ -38,12 +45,12 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; every `KvscopeError` becomes one readable message and its exit code."""
     try:
         code = build()(args=argv, standalone_mode=False)
-    except click.exceptions.Exit as end:
+    except typer.Exit as end:
         code = end.exit_code
-    except click.ClickException as error:
+    except _MISUSE as error:
         error.show()
         code = EXIT_MISUSE
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("kvscope: stopped", file=sys.stderr)
         code = 130
     except BrokenPipeError:

@@ -1,0 +1,229 @@
+"""Prometheus text pages, both dialects (text 0.0.4 and OpenMetrics 1.0), read without a heavy dependency.
+
+Idea: between two scrapes of one engine only the numbers change, so the text in front of the number (the series) is
+parsed once and remembered; a `Series` object is the same object in every page of one parser, and adapters may key their
+own caches on it. Invariant: a page is read whole or refused with the number of the line that is wrong; exemplars are
+checked and left out; sizes are bounded, so that a hostile page costs bounded time and memory.
+Source: Prometheus exposition formats; OpenMetrics 1.0; reference section 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
+
+from engine_probe.errors import UnknownFormat
+
+MAX_PAGE_BYTES = 32 << 20
+MAX_SAMPLES = 500_000
+MAX_REMEMBERED_SERIES = 200_000
+
+_LABEL_BODY = r'(?:[^"{}]|"(?:[^"\\]|\\.)*+")*+'
+_LINE = re.compile(
+    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:.]*+)?"
+    rf"(?:[ \t]*+\{{(?P<labels>{_LABEL_BODY})\}})?"
+    r"(?P<gap>[ \t]*+)(?P<value>[^ \t]++)"
+    r"(?:[ \t]++(?P<time>[-+0-9.eE]++))?"
+    rf"(?:[ \t]++(?P<exemplar>#[ \t]*+\{{{_LABEL_BODY}\}}[ \t]++[^ \t]++(?:[ \t]++[-+0-9.eE]++)?))?"
+    r"[ \t]*+"
+)
+_LABEL = re.compile(
+    r'[ \t]*+(?P<key>[a-zA-Z_][a-zA-Z0-9_.:]*+|"(?:[^"\\]|\\.)*+")(?:[ \t]*+=[ \t]*+"(?P<value>(?:[^"\\]|\\.)*+)")?[ \t]*+'
+)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
+_TYPES = frozenset("counter gauge histogram summary untyped unknown info stateset gaugehistogram".split())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One line's name and labels. Compared by identity: one object a series within one parser. Do not change `labels`."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+class Sample(NamedTuple):
+    """One number of a page. `at_ns` is the page's own timestamp (UTC ns) where it gives one."""
+
+    series: Series
+    value: float
+    at_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One scrape: samples in page order, declared types and help texts by family name."""
+
+    samples: list[Sample]
+    types: Mapping[str, str]
+    helps: Mapping[str, str]
+    is_openmetrics: bool
+
+    def names(self) -> set[str]:
+        """Names of all series of the page."""
+        return {sample.series.name for sample in self.samples}
+
+
+class PageParser:
+    """Parses the pages of one target, remembering its series from page to page."""
+
+    def __init__(self, *, max_bytes: int = MAX_PAGE_BYTES, max_samples: int = MAX_SAMPLES) -> None:
+        self._max_bytes = max_bytes
+        self._max_samples = max_samples
+        self._series: dict[str, Series] = {}
+
+    def parse(self, page: str | bytes, content_type: str | None = None) -> Page:
+        """Read one page. Raises UnknownFormat, naming the line, where the text is not a Prometheus page."""
+        text = self._text(page)
+        is_openmetrics = "openmetrics" in (content_type or "") or text.rstrip().endswith("# EOF")
+        if len(self._series) > MAX_REMEMBERED_SERIES:
+            self._series.clear()
+        samples: list[Sample] = []
+        types: dict[str, str] = {}
+        helps: dict[str, str] = {}
+        ended = False
+        remembered = self._series
+        for number, raw in enumerate(text.split("\n"), 1):
+            line = raw.rstrip("\r")
+            head, _, tail = line.rpartition(" ")
+            series = remembered.get(head)
+            if series is not None and not ended:
+                samples.append(Sample(series, _number(tail, number), None))
+            elif not line or line.isspace():
+                continue
+            elif ended:
+                raise _wrong(number, line, "text after '# EOF'")
+            elif line.startswith("#"):
+                ended = _comment(line, number, types, helps) and is_openmetrics
+            else:
+                samples.append(self._sample(line, number, is_openmetrics))
+            if len(samples) > self._max_samples:
+                raise UnknownFormat(
+                    f"The page has more than {self._max_samples} samples (line {number}); scrape a smaller page.",
+                    line=number,
+                )
+        if is_openmetrics and not ended:
+            raise UnknownFormat("The OpenMetrics page was cut off: its last line is not '# EOF'. Scrape it again.")
+        return Page(samples, types, helps, is_openmetrics)
+
+    def _text(self, page: str | bytes) -> str:
+        if len(page) > self._max_bytes:
+            raise UnknownFormat(
+                f"The page is larger than {self._max_bytes} bytes; this is not an engine's /metrics page."
+            )
+        if isinstance(page, bytes):
+            try:
+                page = page.decode("utf-8")
+            except UnicodeDecodeError as error:
+                line = page[: error.start].count(b"\n") + 1
+                raise UnknownFormat(f"Line {line} is not UTF-8 text; is this a /metrics page?", line=line) from error
+        start = page[:64].lstrip("\ufeff \t\r\n")
+        if start.startswith(("{", "[")):
+            raise UnknownFormat(
+                "The page is JSON, not Prometheus text. trtllm-serve has its Prometheus page at /prometheus/metrics; "
+                "other engines answer JSON where their metrics are switched off.",
+                line=1,
+            )
+        if start.startswith("<"):
+            raise UnknownFormat("The page is HTML or XML, not Prometheus text; check the address (/metrics).", line=1)
+        return page.removeprefix("\ufeff")
+
+    def _sample(self, line: str, number: int, is_openmetrics: bool) -> Sample:
+        match = _LINE.fullmatch(line)
+        if match is None or not (match["name"] or match["labels"]):
+            raise _wrong(number, line, 'expected: name{label="value",...} number [timestamp]')
+        if match["labels"] is None and not match["gap"]:
+            raise _wrong(number, line, "a space is missing between name and number")
+        name, labels = match["name"], _labels(match["labels"] or "", line, number)
+        if name is None:
+            name = labels.pop("", "")
+        if not name or "" in labels:
+            raise _wrong(number, line, "the name is missing or given twice")
+        value = _number(match["value"], number)
+        series = Series(name, labels)
+        if match["time"] is None and match["exemplar"] is None:
+            self._series[line[: match.start("value")].rstrip(" \t")] = series
+        return Sample(series, value, _instant(match["time"], number, is_openmetrics))
+
+
+def parse_page(page: str | bytes, content_type: str | None = None) -> Page:
+    """Read one page on its own. Raises UnknownFormat."""
+    return PageParser().parse(page, content_type)
+
+
+def _wrong(number: int, line: str, what: str) -> UnknownFormat:
+    shown = line if len(line) <= 120 else line[:117] + "..."
+    return UnknownFormat(f"Line {number} of the metrics page is wrong: {what}. The line: {shown!r}", line=number)
+
+
+def _number(text: str, line: int) -> float:
+    try:
+        if "_" in text:
+            raise ValueError(text)
+        return float(text)
+    except ValueError as error:
+        raise _wrong(line, text, "not a number") from error
+
+
+def _instant(text: str | None, line: int, is_openmetrics: bool) -> int | None:
+    """Milliseconds (0.0.4) or seconds (OpenMetrics) since 1970 -> ns, exactly."""
+    if text is None:
+        return None
+    try:
+        at_ns = int(Decimal(text).scaleb(9 if is_openmetrics else 6))
+    except (InvalidOperation, ValueError, OverflowError) as error:
+        raise _wrong(line, text, "not a timestamp") from error
+    if not -(2**63) <= at_ns < 2**63:
+        raise _wrong(line, text, "not a timestamp")
+    return at_ns
+
+
+def _labels(body: str, line: str, number: int) -> dict[str, str]:
+    """Labels of one series; a quoted name without value (Prometheus 3) is returned under the empty key."""
+    labels: dict[str, str] = {}
+    position = 0
+    while position < len(body):
+        match = _LABEL.match(body, position)
+        if match is None:
+            if body[position:].strip(" \t") == "":
+                break
+            raise _wrong(number, line, f"labels are not readable from character {position} on")
+        key, value = match["key"], match["value"]
+        if value is None:
+            if not key.startswith('"'):
+                raise _wrong(number, line, f"label {key!r} has no value")
+            key, value = "", _unescape(key[1:-1])
+        elif key.startswith('"'):
+            key = _unescape(key[1:-1])
+        if key in labels:
+            raise _wrong(number, line, f"label {key!r} is given twice")
+        labels[key] = _unescape(value)
+        position = match.end()
+        if position < len(body):
+            if body[position] != ",":
+                raise _wrong(number, line, f"a comma is missing after label {key!r}")
+            position += 1
+    return labels
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[0]), text)
+
+
+def _comment(line: str, number: int, types: dict[str, str], helps: dict[str, str]) -> bool:
+    """Take in a HELP or TYPE line; True for `# EOF`. Any other comment is tolerated."""
+    words = line.split(None, 3)
+    if len(words) >= 3 and words[0] == "#" and words[1] == "TYPE":
+        kind = words[3].strip() if len(words) > 3 else ""
+        if kind not in _TYPES:
+            raise _wrong(number, line, f"unknown type {kind!r}")
+        types[words[2]] = kind
+    elif len(words) >= 3 and words[0] == "#" and words[1] == "HELP":
+        helps[words[2]] = _unescape(words[3]) if len(words) > 3 else ""
+    return line.rstrip() == "# EOF"

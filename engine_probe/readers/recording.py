@@ -1,0 +1,324 @@
+"""A recording folder: `scenario.json` beside gzip JSON lines of what client, engine and host said in one run.
+
+What becomes what: client.jsonl.gz -> `request` at the client's vantage; otlp -> `request` at the engine's; metrics ->
+`sample`; kv_events -> `block`; host -> `sample` cpu_util; scenario and engine logs -> `worker`; its windows -> `mark`
+experiment with attrs window, edge, start_ns, end_ns. All instants are of one host clock: a `clock` mark with offset and
+error 0 says so for the client and each worker. Invariant: the folder's name and the keys `truth`, `title`, `scenario`,
+`workload` and `prefix_group`, which tell the answer, are never read into rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine_probe.adapters import vllm
+from engine_probe.adapters.facts import WorkerFacts
+from engine_probe.adapters.geometry import SAFE_FLAGS, startup_facts
+from engine_probe.adapters.kv_events import KvEventDecoder
+from engine_probe.adapters.otlp import decode_traces
+from engine_probe.adapters.prometheus import PageParser
+from engine_probe.adapters.thinning import Row, Thinner
+from engine_probe.errors import UnknownFormat
+from engine_probe.readers.client_rows import client_row
+from engine_probe.readers.lines import json_lines, text_lines
+from engine_probe.readers.source import CHUNK_ROWS, FoundWindow, Notes, ReadOptions
+from engine_probe.schema import arrow_schema, table_from_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Tables = Mapping[str, "pa.Table"]
+_STREAMS = ("client", "otlp", "metrics", "kv_events", "host")
+_KV_ENGINES = frozenset(("vllm",))
+
+
+class Recording:
+    """One folder. Only `scenario.json` and one of client, otlp, metrics, kv_events or host need be there."""
+
+    format = "recording"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        streams = [folder / f"{name}.jsonl.gz" for name in _STREAMS]
+        self._streams = {path.name.split(".")[0]: path for path in streams if path.is_file()}
+        self._logs = sorted(folder.glob("engine-*.log.gz"))
+        self._scenario = _scenario(folder / "scenario.json")
+        self._engine = str(self._scenario.get("engine", "unknown"))
+        self._phases: dict[str, str] = {}
+        self.files = [folder / "scenario.json", *self._streams.values(), *self._logs]
+
+    def chunks(self, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        """Tables in the order worker and marks, client, engine spans, samples, blocks, host."""
+        notes.facts["engine"] = self._engine
+        yield from self._slow_facts(notes)
+        for name, read in (
+            ("client", self._client),
+            ("otlp", self._spans),
+            ("metrics", self._metrics),
+            ("kv_events", self._blocks),
+            ("host", self._host),
+        ):
+            if name in self._streams:
+                yield from read(self._streams[name], options, notes)
+            else:
+                notes.left_out.append(f"{name}: the recording has no {name}.jsonl.gz")
+        others = sorted(p.name for p in self._folder.iterdir() if p.is_file() and p not in self.files)
+        for name in others:
+            notes.left_out.append(f"{name}: no reader for this file yet")
+
+    # --- slow facts and windows
+
+    def _slow_facts(self, notes: Notes) -> Iterator[Tables]:
+        scenario, marks, workers = self._scenario, [], []
+        for name, span in _dict(scenario.get("windows")).items():
+            if isinstance(span, list) and len(span) == 2 and all(type(edge) is int for edge in span):
+                window = FoundWindow(name, span[0], span[1])
+                notes.windows.append(window)
+                marks += _window_marks(window)
+        for worker in scenario.get("workers") or []:
+            at_ns = _dict(scenario.get("engine_ready_ns")).get(worker) or scenario.get("start_ns") or 0
+            workers.append({"worker": worker, "at_ns": at_ns, **self._worker_facts(worker)})
+            marks.append(_mark("worker_up", at_ns, worker, f"{worker} was ready.", {}, worker))
+            marks.append(_clock_mark(worker, at_ns))
+        marks.append(_clock_mark("client", int(scenario.get("start_ns") or 0)))
+        tables = {"mark": table_from_rows("mark", marks)}
+        if workers:
+            tables["worker"] = table_from_rows("worker", workers)
+        yield tables
+
+    def _worker_facts(self, worker: str) -> dict[str, Any]:
+        """Scenario first, what it does not tell from the engine's log, then from its first cache_config_info."""
+        facts = _scenario_facts(self._scenario, worker)
+        others = []
+        log = self._folder / f"engine-{worker}.log.gz"
+        if log in self._logs and self._engine == vllm.ENGINE:
+            others.append(startup_facts(line.decode("utf-8", "replace") for _, line in text_lines(log)))
+        if "metrics" in self._streams and self._engine == vllm.ENGINE:
+            others.append(self._first_cache_config(worker))
+        for other in others:
+            flags = {**other.get("flags", {}), **facts["flags"]}
+            known = {key: value for key, value in facts.items() if value is not None}
+            facts = {**other, **known, "flags": flags}
+        return facts
+
+    def _first_cache_config(self, worker: str) -> dict[str, Any]:
+        for _, row in json_lines(self._streams["metrics"]):
+            if row.get("worker") == worker and row.get("status") == 200 and isinstance(row.get("text"), str):
+                labels = vllm.cache_config(PageParser().parse(row["text"]))
+                return vllm.cache_config_facts(labels["0"]) if "0" in labels else {}
+        return {}
+
+    # --- streams
+
+    def _client(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        rows: list[dict[str, Any]] = []
+        model = self._scenario.get("served_model")
+        for number, recorded in json_lines(path, ("request_id", "send_ns", "end_ns")):
+            row = client_row(recorded, f"{path.name}, line {number}")
+            row["engine"], row["model"] = self._engine, model
+            self._phases[row["request_id"]] = row["labels"].get("phase", "")
+            rows.append(row)
+            if len(rows) >= 2_000:
+                yield {"request": table_from_rows("request", rows)}
+                rows = []
+        if rows:
+            yield {"request": table_from_rows("request", rows)}
+
+    def _spans(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        rows: list[dict[str, Any]] = []
+        ignored = 0
+        for number, message in json_lines(path, ("at_ns", "content_type", "body_b64")):
+            where = f"{path.name}, line {number}"
+            body = _base64(message["body_b64"], where)
+            if message.get("content_encoding") == "gzip":
+                body = _gunzip(body, where)
+            result = decode_traces(body, str(message["content_type"]), int(message["at_ns"]))
+            ignored += result.num_ignored
+            for row in result.rows["request"]:
+                phase = self._phases.get(row["request_id"])
+                if phase:
+                    row["labels"] = {**row.get("labels", {}), "phase": phase}
+                row["model"] = row["model"] or self._scenario.get("served_model")
+                rows.append(row)
+        if ignored:
+            notes.left_out.append(f"otlp: {ignored} spans that are not requests (start-up)")
+        for start in range(0, len(rows), CHUNK_ROWS):
+            yield {"request": table_from_rows("request", rows[start : start + CHUNK_ROWS])}
+
+    def _metrics(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        targets: dict[str, tuple[PageParser, vllm.SampleMapper, Thinner]] = {}
+        facts = WorkerFacts()
+        rows: list[Row] = []
+        failed = read = 0
+        for number, scrape in json_lines(path, ("at_ns", "worker", "status", "text")):
+            worker, at_ns = str(scrape["worker"]), int(scrape["at_ns"])
+            if scrape["status"] != 200:
+                failed += 1
+                continue
+            if worker not in targets:
+                targets[worker] = (PageParser(), vllm.SampleMapper(worker), Thinner())
+            parser, mapper, thinner = targets[worker]
+            try:
+                page = parser.parse(scrape["text"])
+            except UnknownFormat as error:
+                raise UnknownFormat(f"{path.name}, line {number}: {error.message}", line=number) from error
+            mapped = mapper.rows(page, at_ns)
+            read += len(mapped)
+            rows += thinner.thin(mapped)
+            for rank, labels in vllm.cache_config(page).items():
+                changed = facts.observe(vllm.worker_name(worker, rank), vllm.cache_config_facts(labels), at_ns)
+                if "mark" in changed:
+                    yield {kind: table_from_rows(kind, found) for kind, found in changed.items()}
+            if len(rows) >= CHUNK_ROWS:
+                yield {"sample": sample_table(rows)}
+                rows = []
+        for _, _, thinner in targets.values():
+            rows += thinner.flush()
+        if rows:
+            yield {"sample": sample_table(rows)}
+        notes.facts["samples_read"] = read
+        if failed:
+            notes.left_out.append(f"metrics: {failed} scrapes that the engine did not answer with 200")
+        if self._engine != vllm.ENGINE:
+            notes.left_out.append(f"metrics: {self._engine} names are kept as they are, no adapter maps them yet")
+
+    def _blocks(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        if self._engine not in _KV_ENGINES:
+            notes.left_out.append(f"kv_events: no adapter for {self._engine} yet")
+            return
+        decoder = KvEventDecoder(options.salt)
+        pending = 0
+        for number, message in json_lines(path, ("at_ns", "worker", "seq", "payload_b64")):
+            where = f"{path.name}, line {number}"
+            payload = _base64(message["payload_b64"], where)
+            try:
+                fed = decoder.feed(str(message["worker"]), int(message["seq"]), payload, int(message["at_ns"]))
+            except UnknownFormat as error:
+                raise UnknownFormat(f"{where}: {error.message}", line=number) from error
+            pending += fed.num_rows
+            if pending >= CHUNK_ROWS:
+                yield decoder.drain()
+                pending = 0
+        if tables := decoder.drain():
+            yield tables
+        notes.facts.update({f"kv_{key}": value for key, value in asdict(decoder.counts).items() if value})
+
+    def _host(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        rows: list[Row] = []
+        for _, row in json_lines(path, ("at_ns", "cpu_busy")):
+            for part, value in row.items():
+                if part != "at_ns" and isinstance(value, int | float):
+                    name = "cpu_util" if part == "cpu_busy" else f"cpu_util_{part}"
+                    rows.append((None, int(row["at_ns"]), name, {"wire": part}, float(value)))
+        if rows:
+            yield {"sample": sample_table(rows)}
+
+
+def sample_table(rows: list[Row]) -> pa.Table:
+    """(worker, at_ns, name, labels, value) rows -> `sample` table of the full schema."""
+    import pyarrow as pa
+
+    schema = arrow_schema("sample")
+    workers, instants, names, labels, values = zip(*rows, strict=True)
+    columns = {
+        "worker": workers,
+        "at_ns": instants,
+        "name": names,
+        "labels": [list(pairs.items()) for pairs in labels],
+        "value": values,
+    }
+    return pa.table(
+        [
+            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(rows), field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+def _scenario(path: Path) -> dict[str, Any]:
+    try:
+        scenario = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UnknownFormat(f"{path.name} is not a JSON object: {error}. Is the recording complete?") from error
+    if not isinstance(scenario.get("engine"), str):
+        raise UnknownFormat(f"{path.name} has no 'engine': this is not a recording's scenario.")
+    workers = scenario.get("workers")
+    if workers is not None and not (isinstance(workers, list) and all(isinstance(w, str) for w in workers)):
+        raise UnknownFormat(f"{path.name}: 'workers' is not a list of names.")
+    return scenario
+
+
+def _scenario_facts(scenario: Mapping[str, Any], worker: str) -> dict[str, Any]:
+    """`worker` columns told by scenario.json; the command line's flags under the engine's own names."""
+    model = _dict(scenario.get("model"))
+    flags: dict[str, str] = {}
+    for flag, value in _dict(scenario.get("flags")).items():
+        name = str(flag).lstrip("-").replace("-", "_")
+        if name.removeprefix("no_") in SAFE_FLAGS and name.startswith("no_"):
+            name, value = name.removeprefix("no_"), False
+        if name in SAFE_FLAGS or scenario["engine"] != vllm.ENGINE and not isinstance(value, str):
+            flags[name] = str(value)
+    size, per_token = model.get("block_size"), model.get("kv_bytes_per_token")
+    version = _dict(_dict(_dict(scenario.get("endpoint_info")).get(worker)).get("/version")).get("version")
+    caching = flags.get("enable_prefix_caching")
+    kv_dtype = model.get("kv_cache_dtype")
+    return {
+        "engine": scenario["engine"],
+        "engine_version": str(version or scenario.get("engine_version") or "").split(" ")[0] or None,
+        "model": scenario.get("served_model"),
+        "role": "mixed",
+        "dtype": model.get("dtype"),
+        "kv_dtype": None if kv_dtype is None else kv_dtype.removeprefix("auto (").removesuffix(")"),
+        "block_size": size,
+        "num_blocks": model.get("usable_blocks") or model.get("num_blocks"),
+        "kv_bytes_per_block": size * per_token if size and per_token else None,
+        "max_context": model.get("max_model_len"),
+        "prefix_caching": None if caching is None else caching == "True",
+        "flags": flags,
+    }
+
+
+def _window_marks(window: FoundWindow) -> list[dict[str, Any]]:
+    attrs = {"window": window.name, "start_ns": str(window.start_ns), "end_ns": str(window.end_ns)}
+    return [
+        _mark("experiment", at_ns, window.name, f"The {window.name} window {verb}.", attrs | {"edge": edge})
+        for edge, verb, at_ns in (("start", "began", window.start_ns), ("end", "ended", window.end_ns))
+    ]
+
+
+def _clock_mark(subject: str, at_ns: int) -> dict[str, Any]:
+    attrs = {"offset_s": "0", "error_s": "0"}
+    return _mark("clock", at_ns, subject, f"{subject} was recorded with the clock of the one host.", attrs)
+
+
+def _mark(
+    mark: str, at_ns: int, subject: str, text: str, attrs: dict[str, str], worker: str | None = None
+) -> dict[str, Any]:
+    return {"mark": mark, "at_ns": at_ns, "subject": subject, "text": text, "attrs": attrs, "worker": worker}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _base64(text: Any, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise UnknownFormat(f"{where}: the body is not base64: {error}") from error
+
+
+def _gunzip(body: bytes, where: str) -> bytes:
+    try:
+        return gzip.decompress(body)
+    except (OSError, EOFError) as error:
+        raise UnknownFormat(f"{where}: the body is not gzip: {error}") from error
