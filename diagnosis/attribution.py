@@ -1,0 +1,405 @@
+"""Attribution: how many seconds of the change of a quantile each cause owns, as Shapley values that sum to it.
+
+Idea: put causes back to baseline one coalition at a time and read the quantile again. v(S) is the quantile of the suspect
+window in which every cause outside S has its baseline size at the same rank (a request in the worst 3 % of queueing gets
+what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's row is its Shapley
+value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the causes fall together
+on the same requests; it is a row of its own, `dependence`.
+
+Invariant: rows + dependence = quantile(suspect) - quantile(baseline), for the mean (dependence 0) and the expected shortfall
+too. Identical windows give exact zeros.
+Source: Shapley 1953; rank matching as in Ruschendorf 2009 (distributional transform). Why not Euler: docs/method.md.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import factorial
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnosis.bootstrap import correlation_length, iter_block_counts, repeat_counts
+from diagnosis.quantiles import (
+    F64,
+    Counts,
+    expected_shortfall,
+    nearest_rank,
+    parse_quantile,
+    tail_index,
+    tail_indices,
+    tail_limit,
+)
+from diagnosis.significance import MIN_FOR_MEAN, derived_seed, interval_95, sufficient
+from engine_probe.errors import BadWindow, DiagnosisError
+
+MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row
+MATERIAL_SHARE = 0.10
+WORK_BUDGET = 3.0e7  # requests x groups x replicates that take about a second
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cause's seconds of the change: of the mean, of the quantile (with its interval), of the expected shortfall."""
+
+    name: str
+    mean_s: float
+    quantile_s: float
+    es_s: float
+    interval_95: tuple[float, float] | None = None
+    mean_interval_95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Rows that, with `dependence`, sum to the change suspect - baseline, in seconds.
+
+    first_share     share of replicates in which the row is the largest in the direction of the change; `dependence`
+                    competes but is not listed, so the shares may sum to less than 1
+    material_share  share of replicates in which the row has at least 10 % of the change, with its sign
+    merged          the parts reported together inside the row "other"
+    replicates      how many replicates were drawn: fewer than asked when the windows are large
+    Intervals are None where the windows do not carry the quantile (`reason`), mean intervals with under 20 requests.
+    """
+
+    rows: list[Row]
+    dependence: Row
+    delta_mean_s: float
+    delta_quantile_s: float
+    delta_es_s: float
+    first_share: dict[str, float]
+    material_share: dict[str, float]
+    first_share_mean: dict[str, float] = field(default_factory=dict)
+    material_share_mean: dict[str, float] = field(default_factory=dict)
+    merged: list[str] = field(default_factory=list)
+    replicates: int = 0
+    reason: str | None = None
+
+    def row(self, name: str) -> Row | None:
+        """The row of a part; of "other" for a part that was merged; None for a name that is not known."""
+        wanted = "other" if name in self.merged else name
+        return next((row for row in self.rows if row.name == wanted), None)
+
+
+def attribute(
+    names: Sequence[str],
+    base: F64,
+    suspect: F64,
+    q: str,
+    *,
+    w_base: F64 | None = None,
+    w_suspect: F64 | None = None,
+    replicates: int = 200,
+    seed: int = 0,
+    max_groups: int = 8,
+    repeat_base: npt.NDArray[np.generic] | None = None,
+    repeat_suspect: npt.NDArray[np.generic] | None = None,
+) -> Attribution:
+    """Split the change of a quantile between two windows over named parts, exactly.
+
+    names [k] unique; base [n_b, k], suspect [n_s, k] cause-seconds in arrival order, rows summing to the metric; weights as
+    from `comparability.common_mix`. Parts whose marginals hardly differ, or beyond max_groups, are merged as "other".
+    Raises BadWindow for an empty window, DiagnosisError for unknown (NaN) parts or shapes that do not fit.
+    """
+    if len(set(names)) != len(names) or not names:
+        raise DiagnosisError(f"attribution needs parts with different names, got {list(names)}")
+    if parse_quantile(q) == 1 or not 1 <= max_groups <= 12:
+        raise DiagnosisError(f"attribution works for quantiles below 1 and 1 to 12 groups, got {q} and {max_groups}")
+    windows = [
+        _load(base, w_base, repeat_base, len(names), "baseline"),
+        _load(suspect, w_suspect, repeat_suspect, len(names), "suspect"),
+    ]
+    groups, merged = _group(names, windows, q, max_groups)
+    labels = ["other" if g[0] in merged else names[g[0]] for g in groups]
+    arms = [_Arm(window, groups, labels, q, derived_seed(seed, side)) for side, window in enumerate(windows)]
+    game = _Game(arms[0], arms[1], q)
+    point = game.play(None, None)
+    drawn = _affordable(replicates, arms) if min(arm.n for arm in arms) > 1 else 0
+    draws = list(map(game.play, arms[0].draw(drawn, derived_seed(seed, 2)), arms[1].draw(drawn, derived_seed(seed, 3))))
+    enough = sufficient(arms[0].total, arms[1].total, q, w_base=arms[0].weights, w_suspect=arms[1].weights)
+    return _collect(labels, sorted(names[k] for k in merged), arms, q, point, draws, enough.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """One reading of the game: Shapley rows [g] and dependence for quantile and expected shortfall, plain rows for the mean."""
+
+    rows: F64
+    dependence: float
+    es_rows: F64
+    es_dependence: float
+    mean_rows: F64
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    parts: F64  # [k, n]
+    weights: F64 | None
+    repeats: npt.NDArray[np.generic] | None
+
+
+def _load(parts: F64, weights: F64 | None, repeats: npt.NDArray[np.generic] | None, k: int, name: str) -> _Loaded:
+    parts = np.asarray(parts, dtype=np.float64)
+    if parts.ndim != 2 or parts.shape[1] != k:
+        raise DiagnosisError(f"the {name} parts have shape {parts.shape}; expected one column for each of {k} names")
+    if not np.isfinite(parts).all():
+        raise DiagnosisError(f"the {name} parts hold unknown values; leave out requests whose parts are not all known")
+    repeats = None if repeats is None else np.asarray(repeats)
+    if weights is not None:
+        weights = np.asarray(weights, dtype=np.float64)
+        if weights.shape != parts.shape[:1] or not np.isfinite(weights).all() or (weights < 0).any():
+            raise DiagnosisError(f"the {name} weights must be finite, not negative, and one per request")
+        kept = weights > 0
+        if not kept.all():
+            parts, weights = parts[kept], weights[kept]
+            repeats = None if repeats is None else repeats[kept]
+        if weights.size and weights.min() == weights.max():
+            weights = None
+    if parts.shape[0] == 0:
+        raise BadWindow(f"the {name} window holds no request to attribute; widen it", window=name)
+    return _Loaded(np.ascontiguousarray(parts.T), weights, repeats)
+
+
+def _group(names: Sequence[str], windows: list[_Loaded], q: str, max_groups: int) -> tuple[list[list[int]], set[int]]:
+    """Groups of part numbers, each a player of the game, and the part numbers that are reported inside "other"."""
+    score, live = np.zeros(len(names)), np.zeros(len(names), dtype=bool)
+    for k in range(len(names)):
+        means = [float(np.average(w.parts[k], weights=w.weights)) for w in windows]
+        tails = [expected_shortfall(w.parts[k], q, w.weights) for w in windows]
+        score[k] = abs(means[1] - means[0]) + abs(tails[1] - tails[0])
+        live[k] = any(w.parts[k].any() for w in windows)
+    by_size = sorted(range(len(names)), key=lambda k: (-score[k], names[k]))
+    own = [k for k in by_size if live[k] and names[k] != "other" and score[k] >= MATERIAL_MARGINAL * score.sum()]
+    if len(own) > max_groups or (len(own) == max_groups and len(own) < np.count_nonzero(live)):
+        own = own[: max_groups - 1]
+    rest = [k for k in by_size if k not in own]
+    live_rest = [k for k in rest if live[k]]
+    groups = [[k] for k in sorted(own)]
+    if len(live_rest) == 1 and names[live_rest[0]] != "other":
+        groups = sorted([*groups, live_rest])
+        return groups, set(rest) - set(live_rest)
+    return groups + ([sorted(live_rest)] if live_rest else []), set(rest)
+
+
+class _Arm:
+    """One window as the game sees it: group columns, their presorted orders, weights, and how it is resampled."""
+
+    def __init__(self, window: _Loaded, groups: list[list[int]], labels: list[str], q: str, seed: int) -> None:
+        self.n = window.parts.shape[1]
+        self.columns = np.array([window.parts[g].sum(axis=0) for g in groups]).reshape(len(groups), self.n)
+        self.weights = window.weights
+        self.repeats = window.repeats
+        # Ties are broken by a permutation of the part's own, so that two parts that are both zero are not tied together.
+        shuffled = [np.random.default_rng([seed, zlib.crc32(label.encode())]).permutation(self.n) for label in labels]
+        self.orders = np.array(
+            [p[np.argsort(c[p], kind="stable")] for p, c in zip(shuffled, self.columns, strict=True)], dtype=np.intp
+        ).reshape(len(groups), self.n)
+        self.ordered = np.take_along_axis(self.columns, self.orders, axis=1)
+        self.total = _sum_rows(self.columns, self.n)
+        self.top = np.argsort(self.total, kind="stable")[::-1]
+        self.block = correlation_length(self.total, q)
+
+    def draw(self, replicates: int, seed: int) -> list[Counts]:
+        if replicates == 0:
+            return []
+        if self.repeats is not None:
+            return list(repeat_counts(self.repeats, replicates, seed))
+        return [row for chunk in iter_block_counts(self.n, self.block, replicates, seed) for row in chunk]
+
+    def mass(self, counts: Counts | None) -> Counts:
+        """Mass of each request: whole numbers without weights."""
+        if self.weights is None:
+            return np.ones(self.n, dtype=np.int64) if counts is None else counts.astype(np.int64)
+        return self.weights if counts is None else self.weights * counts
+
+
+class _Game:
+    """The coalition game between two arms, played once per replicate."""
+
+    def __init__(self, base: _Arm, suspect: _Arm, q: str) -> None:
+        self.base, self.suspect, self.q = base, suspect, q
+        self.g = base.columns.shape[0]
+        self.shapley = _shapley_matrix(self.g)
+
+    def play(self, base_counts: Counts | None, suspect_counts: Counts | None) -> _Play:
+        base_mass, mass = self.base.mass(base_counts), self.suspect.mass(suspect_counts)
+        matched = self._matched(base_mass, mass)
+        quantile, shortfall = self._values(matched, mass)
+        base_quantile, base_shortfall = _tail(self.base.total[self.base.top], base_mass[self.base.top], self.q)
+        means = self.suspect.columns @ mass / mass.sum() - self.base.columns @ base_mass / base_mass.sum()
+        return _Play(
+            self.shapley @ quantile,
+            float(quantile[0] - base_quantile),
+            self.shapley @ shortfall,
+            float(shortfall[0] - base_shortfall),
+            means,
+        )
+
+    def _matched(self, base_mass: Counts, mass: Counts) -> F64:
+        """Baseline seconds at the same weighted rank, [g, n_s]: each request's middle rank, lower inverse."""
+        through = np.cumsum(mass[self.suspect.orders], axis=1)
+        middle = through - mass[self.suspect.orders] * 0.5
+        if self.base.weights is None:
+            n = int(base_mass.sum())
+            index = np.ceil(middle * (n / through[:, -1:])).astype(np.intp) - 1
+            sources = [np.repeat(o, base_mass[by]) for o, by in zip(self.base.ordered, self.base.orders, strict=True)]
+        else:
+            reached = np.cumsum(base_mass[self.base.orders], axis=1)
+            index = np.array(
+                [np.searchsorted(r, m * (r[-1] / t[-1])) for r, m, t in zip(reached, middle, through, strict=True)]
+            ).reshape(middle.shape)
+            sources = list(self.base.ordered)
+        matched = np.empty_like(self.suspect.columns)
+        for k in range(self.g):
+            matched[k, self.suspect.orders[k]] = np.take(sources[k], index[k], mode="clip")
+        return matched
+
+    def _values(self, matched: F64, mass: Counts) -> tuple[F64, F64]:
+        """Quantile and expected shortfall of all 2^g coalitions; bit k of a coalition's number says that cause k is in it."""
+        own = self.suspect.columns
+        lower = _sum_rows(np.minimum(own, matched), self.suspect.n)
+        upper = _sum_rows(np.maximum(own, matched), self.suspect.n)
+        drawn = mass > 0
+        order = np.argsort(-lower[drawn], kind="stable")
+        floor = lower[drawn][order][tail_index(mass[drawn][order], self.q)]
+        # Below the quantile of the lower bound in every coalition: such a request is never the quantile nor in its tail.
+        near = np.flatnonzero(drawn & (upper >= floor - 1e-9 * abs(floor)))
+        total = mass.sum()
+        held = mass[near]
+        if mass.dtype.kind == "i":
+            near, held = np.repeat(near, held), None
+        values = np.empty((1 << self.g, near.size))
+        values[0] = _sum_rows(matched[:, near], near.size)
+        for k in range(self.g):
+            step = own[k, near] - matched[k, near]
+            np.add(values[: 1 << k], step, out=values[1 << k : 2 << k])
+        values[-1] = self.suspect.total[near]
+        return (
+            _tails_counted(values, int(total), self.q) if held is None else _tails_weighted(values, held, total, self.q)
+        )
+
+
+def _tails_counted(values: F64, total: int, q: str) -> tuple[F64, F64]:
+    """Quantile and expected shortfall of each row [rows, m] of the largest of `total` values of mass 1."""
+    above = int(tail_limit(np.array([total]), q, total)[0])
+    at = values.shape[1] - 1 - above
+    values.partition(at, axis=1)
+    quantile = values[:, at]
+    tail = float((1 - parse_quantile(q)) * total)
+    return quantile, (values[:, at + 1 :].sum(axis=1) + (tail - above) * quantile) / tail
+
+
+def _tails_weighted(values: F64, held: F64, total: float, q: str) -> tuple[F64, F64]:
+    order = np.argsort(-values, axis=1, kind="stable")
+    values, mass = np.take_along_axis(values, order, axis=1), held[order]
+    index = tail_indices(mass, q, np.full(values.shape[0], total))
+    quantile = values[np.arange(values.shape[0]), np.minimum(index, values.shape[1] - 1)]
+    tail = float(1 - parse_quantile(q)) * total
+    inside = np.minimum(np.maximum(tail - (np.cumsum(mass, axis=1) - mass), 0.0), mass)
+    return quantile, (values * inside).sum(axis=1) / inside.sum(axis=1)
+
+
+def _tail(descending: F64, mass: Counts, q: str) -> tuple[float, float]:
+    """Quantile and expected shortfall of values sorted from the largest down."""
+    tail = float(1 - parse_quantile(q)) * float(mass.sum())
+    inside = np.minimum(np.maximum(tail - (np.cumsum(mass) - mass), 0.0), mass)
+    return float(descending[tail_index(mass, q)]), float(np.dot(descending, inside) / inside.sum())
+
+
+def _sum_rows(columns: F64, n: int) -> F64:
+    """Sum over parts, always in the same order, so that equal columns give equal totals to the last bit."""
+    out = np.zeros(n)
+    for column in columns:
+        out += column
+    return out
+
+
+def _shapley_matrix(g: int) -> F64:
+    """[g, 2^g]: Shapley value of player k = row k times the vector of coalition values."""
+    members = (np.arange(1 << g)[:, None] >> np.arange(g)) & 1
+    size = members.sum(axis=1)
+    weight = np.array([factorial(s) * factorial(g - s - 1) / factorial(g) if s < g else 0.0 for s in range(g + 1)])
+    joined = np.where(members.T == 1, weight[np.maximum(size - 1, 0)], -weight[size])
+    return np.asarray(joined, dtype=np.float64)
+
+
+def _affordable(wanted: int, arms: list[_Arm]) -> int:
+    work = sum(arm.n * max(len(arm.columns), 1) for arm in arms)
+    return min(wanted, max(40, int(WORK_BUDGET / work)))
+
+
+def _collect(
+    labels: list[str],
+    merged: list[str],
+    arms: list[_Arm],
+    q: str,
+    point: _Play,
+    draws: list[_Play],
+    reason: str | None,
+) -> Attribution:
+    """Rows with their intervals; the sums are checked against changes that are computed apart from the game."""
+    rows = np.array([d.rows for d in draws]).reshape(len(draws), len(labels))
+    means = np.array([d.mean_rows for d in draws]).reshape(len(draws), len(labels))
+    dependence = np.array([d.dependence for d in draws])
+    zeros = np.zeros(len(draws))
+    known = bool(draws) and reason is None
+    mean_known = bool(draws) and min(arm.n for arm in arms) >= MIN_FOR_MEAN
+
+    def row(name: str, sizes: tuple[float, float, float], draws_q: F64, draws_mean: F64) -> Row:
+        return Row(
+            name,
+            *(float(size) for size in sizes),
+            interval_95(draws_q) if known else None,
+            interval_95(draws_mean) if mean_known else None,
+        )
+
+    table = [
+        row(label, (point.mean_rows[k], point.rows[k], point.es_rows[k]), rows[:, k], means[:, k])
+        for k, label in enumerate(labels)
+    ]
+    if merged and "other" not in labels:  # everything merged is zero in both windows
+        table.append(row("other", (0.0, 0.0, 0.0), zeros, zeros))
+    base, suspect = arms
+    change = [
+        float(np.average(suspect.total, weights=suspect.weights) - np.average(base.total, weights=base.weights)),
+        nearest_rank(suspect.total, q, suspect.weights) - nearest_rank(base.total, q, base.weights),
+        expected_shortfall(suspect.total, q, suspect.weights) - expected_shortfall(base.total, q, base.weights),
+    ]
+    left = row("dependence", (0.0, point.dependence, point.es_dependence), dependence, zeros)
+    scale = max(1.0, float(np.abs(base.total).max()), float(np.abs(suspect.total).max()))
+    for size, name in zip(change, ("mean_s", "quantile_s", "es_s"), strict=True):
+        told = sum(getattr(r, name) for r in [*table, left])
+        assert abs(told - size) <= 1e-9 * scale, f"rows tell {told} s of a change of {size} s ({name})"
+    first, material = _shares(labels, rows, dependence, change[1])
+    first_mean, material_mean = _shares(labels, means, zeros, change[0])
+    return Attribution(
+        rows=table,
+        dependence=left,
+        delta_mean_s=change[0],
+        delta_quantile_s=change[1],
+        delta_es_s=change[2],
+        first_share=first,
+        material_share=material,
+        first_share_mean=first_mean,
+        material_share_mean=material_mean,
+        merged=merged,
+        replicates=len(draws),
+        reason=reason,
+    )
+
+
+def _shares(labels: list[str], rows: F64, dependence: F64, delta: float) -> tuple[dict[str, float], dict[str, float]]:
+    """In what share of replicates each row is the largest, and is at least a tenth, in the direction of the change."""
+    if rows.size == 0 or delta == 0.0:
+        return dict.fromkeys(labels, 0.0), dict.fromkeys(labels, 0.0)
+    toward = rows * np.sign(delta)
+    change = toward.sum(axis=1) + dependence * np.sign(delta)
+    best = np.maximum(toward.max(axis=1), dependence * np.sign(delta))
+    first = (toward == best[:, None]) & (toward > 0.0)
+    material = (toward >= MATERIAL_SHARE * change[:, None]) & (change[:, None] > 0.0) & (toward > 0.0)
+    return (
+        dict(zip(labels, first.mean(axis=0).tolist(), strict=True)),
+        dict(zip(labels, material.mean(axis=0).tolist(), strict=True)),
+    )

@@ -1,0 +1,156 @@
+"""Block bootstrap as counts: how often each request is drawn, so that orders sorted once serve every replicate.
+
+Idea: neighbouring requests share a queue, so they are resampled in blocks of consecutive arrivals (circular: the last is
+followed by the first). The block length follows from how long exceedances of a high level stay correlated. Arms with
+repeats resample whole repeats instead, the only unit that is independent there.
+
+Invariant: every replicate of a block bootstrap draws exactly n requests; the same seed gives the same counts.
+Source: Politis & Romano 1992 (circular blocks); Politis & White 2004 with the 2009 correction (block length).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnosis.quantiles import F64, Counts, allowed_above
+from engine_probe.errors import DiagnosisError
+
+MIN_BLOCKS = 20  # fewer blocks than this and their spread says nothing about the spread of the whole
+LEVEL_EXCEEDANCES = 50  # a correlation read off fewer exceedances is noise
+LOWEST_LEVEL = 0.25  # but the level stays in the upper quarter
+CHUNK_ELEMENTS = 2_000_000
+
+
+def correlation_length(values: F64, q: str) -> int:
+    """Block length, in requests in arrival order, that keeps the correlation of the tail inside blocks.
+
+    values [n] in arrival order. The exceedances of a level (the quantile itself, or lower until 50 requests exceed it) and
+    the ranks of all values are both looked at, since the same blocks serve the quantile and the mean; the longer block
+    counts. At least 1; at most n/20, so that 20 blocks remain.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    longest = values.size // MIN_BLOCKS
+    if longest <= 1:
+        return 1
+    indicator = (values > exceedance_level(values, q)).astype(np.float64)
+    return max(1, min(longest, max(_block_length(indicator), _block_length(ranks(values)))))
+
+
+def exceedance_lag(values: F64, q: str) -> int:
+    """Longest lag, in requests, at which exceedances of the level are still significantly correlated; 0 for none."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.size < 4:
+        return 0
+    indicator = (values > exceedance_level(values, q)).astype(np.float64)
+    return _significant_lag(_autocorrelation(indicator), values.size)
+
+
+def exceedance_level(values: F64, q: str) -> float:
+    """The level whose exceedances are studied: the quantile, lowered until 50 requests lie above it (at most a quarter)."""
+    n = values.size
+    wanted = max(allowed_above(n, q), min(LEVEL_EXCEEDANCES, int(n * LOWEST_LEVEL)), 1)
+    index = max(n - 1 - wanted, 0)
+    return float(np.partition(values, index)[index])
+
+
+def ranks(values: F64) -> F64:
+    """Ranks of the values, ties by order of arrival: a scale on which one outlier does not hide a correlation."""
+    out = np.empty(values.size)
+    out[np.argsort(values, kind="stable")] = np.arange(values.size)
+    return out
+
+
+def block_counts(n: int, block: int, replicates: int, seed: int) -> npt.NDArray[np.uint16]:
+    """Circular block bootstrap: [replicates, n] how often each request is drawn; every row sums to n.
+
+    block is in requests, 1 <= block; longer than n means n. Raises DiagnosisError for sizes below 1.
+    """
+    chunks = list(iter_block_counts(n, block, replicates, seed))
+    return np.concatenate(chunks) if chunks else np.empty((0, n), dtype=np.uint16)
+
+
+def iter_block_counts(n: int, block: int, replicates: int, seed: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """The rows of `block_counts` in chunks of bounded memory."""
+    if n < 1 or block < 1 or replicates < 0:
+        raise DiagnosisError(f"a bootstrap of {n} requests in blocks of {block}, {replicates} times, makes no sense")
+    block = min(block, n)
+    rng = np.random.default_rng(seed)
+    num_blocks = -(-n // block)
+    last = n - (num_blocks - 1) * block
+    rows_at_once = max(1, CHUNK_ELEMENTS // n)
+    for first in range(0, replicates, rows_at_once):
+        rows = min(rows_at_once, replicates - first)
+        starts = rng.integers(0, n, size=(rows, num_blocks)) + n * np.arange(rows)[:, None]
+        counts = _cover(starts[:, :-1], block, rows, n) + _cover(starts[:, -1:], last, rows, n)
+        yield counts.astype(np.uint16)
+
+
+def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int) -> npt.NDArray[np.uint16]:
+    """Bootstrap of an arm with repeats: whole repeats are drawn with replacement, [replicates, n] counts.
+
+    repeat_id [n] names the repeat of each request. Rows do not sum to n when repeats differ in size.
+    Raises DiagnosisError when there are fewer than two repeats: nothing can be learnt about their spread.
+    """
+    names, member = np.unique(np.asarray(repeat_id), return_inverse=True)
+    if names.size < 2:
+        raise DiagnosisError(
+            f"resampling repeats needs at least two of them, got {names.size}; resample blocks instead"
+        )
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, names.size, size=(replicates, names.size)) + names.size * np.arange(replicates)[:, None]
+    per_repeat = np.bincount(drawn.ravel(), minlength=replicates * names.size).reshape(replicates, names.size)
+    return per_repeat[:, member].astype(np.uint16)
+
+
+def _cover(starts: Counts, length: int, rows: int, n: int) -> npt.NDArray[np.int64]:
+    """How many of the circular runs [start, start + length) cover each position; starts are offset by row * n."""
+    begun = np.bincount(starts.ravel(), minlength=rows * n).reshape(rows, n)
+    if length == 1:
+        return begun
+    through = np.cumsum(begun, axis=1)
+    covered = through.copy()
+    covered[:, length:] -= through[:, :-length]
+    covered[:, :length] += through[:, -1:] - through[:, n - length :]
+    return covered
+
+
+def _block_length(series: F64) -> int:
+    """Politis-White block length of the circular bootstrap; 1 when no lag is significantly correlated."""
+    rho = _autocorrelation(series)
+    lag = _significant_lag(rho, series.size)
+    if lag == 0:
+        return 1
+    lags = np.arange(1, min(2 * lag, rho.size - 1) + 1)
+    taper = np.clip(2.0 * (1.0 - lags / (lags[-1] + 1.0)), 0.0, 1.0)  # flat-top window
+    weighted = taper * rho[lags]
+    spread = 2.0 * float(np.dot(lags, weighted))
+    long_run = max(1.0 + 2.0 * float(weighted.sum()), 1e-3)
+    if spread <= 0.0:
+        return 1
+    return int(np.ceil((1.5 * (spread / long_run) ** 2 * series.size) ** (1.0 / 3.0)))
+
+
+def _autocorrelation(series: F64) -> F64:
+    """Sample autocorrelation at lags 0 .. n/4; all zeros beyond lag 0 for a constant series."""
+    n = series.size
+    centred = series - series.mean()
+    size = 1 << (2 * n - 1).bit_length()
+    spectrum = np.fft.rfft(centred, size)
+    covariance = np.fft.irfft(spectrum * np.conj(spectrum), size)[: max(n // 4, 1) + 1]
+    variance = covariance[0]
+    if variance <= 1e-12 * max(float(np.dot(series, series)), 1e-300):
+        return np.concatenate([np.ones(1), np.zeros(covariance.size - 1)])
+    return np.asarray(covariance / variance, dtype=np.float64)
+
+
+def _significant_lag(rho: F64, n: int) -> int:
+    """Smallest lag after which five lags in a row stay inside the noise band (Politis & White 2004, section 3.2)."""
+    band = 2.0 * np.sqrt(np.log10(max(n, 10)) / n)
+    quiet_run = max(5, int(np.ceil(np.sqrt(np.log10(max(n, 10))))))
+    loud = np.concatenate([np.abs(rho[1:]) >= band, np.zeros(quiet_run, dtype=bool)])
+    loud_so_far = np.concatenate([[0], np.cumsum(loud)])
+    quiet = loud_so_far[quiet_run:] == loud_so_far[:-quiet_run]
+    return int(np.argmax(quiet))

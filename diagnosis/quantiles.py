@@ -1,0 +1,147 @@
+"""Quantiles, tails and effective sizes: the only places where a rank is computed in diagnosis.
+
+Idea: the nearest rank is the ceil(q*n)-th smallest value, worked in exact arithmetic from a decimal string (a float 0.07
+times 100 rounds up to 8). Seen from the top it says: at most n - ceil(q*n) = floor((1-q)*n) values may lie above it. The
+weighted form says the same with mass: the smallest value whose cumulative weight reaches q of the total.
+
+Invariant: integer weights give exactly what repeating the values gives, and equal weights give exactly the unweighted
+rule, whatever their float value. Weights are never negative; a weight of zero means "not there".
+Source: design of kvscope, section 4; Kish, Survey Sampling (1965), section 8.2, for the effective size.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_probe.errors import DiagnosisError, UsageError
+
+F64: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[Any]
+
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@lru_cache(maxsize=256)
+def parse_quantile(q: str) -> Fraction:
+    """The exact value of a quantile written as a decimal, such as "0.99"; raises UsageError outside (0, 1]."""
+    try:
+        value = Fraction(q.strip())
+    except (ValueError, ZeroDivisionError, AttributeError) as error:
+        raise UsageError(f"quantile {q!r} is not a decimal number; write it like 0.99", quantile=q) from error
+    if not 0 < value <= 1:
+        raise UsageError(f"quantile {q!r} lies outside (0, 1]; write it like 0.99", quantile=q)
+    return value
+
+
+def nearest_rank(values: F64, q: str, weights: F64 | None = None) -> float:
+    """The nearest-rank quantile: ceil(q*n)-th smallest value, or by cumulative weight; NaN when nothing is there.
+
+    values [n], any order, no NaN; weights [n] >= 0 or None. Raises DiagnosisError for NaN values or bad weights.
+    """
+    values, weights = check_values(values, weights)
+    if values.size == 0:
+        return float("nan")
+    if weights is None:
+        above = allowed_above(values.size, q)
+        index = values.size - 1 - above
+        return float(np.partition(values, index)[index])
+    order = np.argsort(values, kind="stable")[::-1]
+    index = tail_index(weights[order], q)
+    return float(values[order[index]])
+
+
+def expected_shortfall(values: F64, q: str, weights: F64 | None = None) -> float:
+    """Mean of the worst 1-q of the mass, the request on the border counted by the fraction that lies inside.
+
+    Never below the nearest-rank quantile; the maximum when less than one request's mass lies above q. NaN when empty.
+    """
+    values, weights = check_values(values, weights)
+    if values.size == 0:
+        return float("nan")
+    order = np.argsort(values, kind="stable")[::-1]
+    descending = values[order]
+    mass = np.ones(values.size) if weights is None else weights[order]
+    tail = float((1 - parse_quantile(q)) * Fraction(float(mass.sum())))
+    if tail <= 0.0:
+        return float(descending[np.argmax(mass > 0)])
+    inside = np.minimum(np.maximum(tail - (np.cumsum(mass) - mass), 0.0), mass)
+    # An average can leave the range of what it averages by a rounding; the promise "never below the quantile" may not.
+    floor = descending[tail_index(mass, q)]
+    return float(max(floor, np.dot(descending, inside) / inside.sum()))
+
+
+def kish(weights: F64) -> float:
+    """Effective number of requests behind a weighted sample: (sum w)^2 / sum w^2; 0 when all weights are 0."""
+    weights = np.asarray(weights, dtype=np.float64)
+    largest = float(weights.max(initial=0.0))
+    if largest <= 0.0:
+        return 0.0
+    scaled = weights / largest  # so that squares neither vanish nor overflow
+    return float(scaled.sum() ** 2 / np.dot(scaled, scaled))
+
+
+def allowed_above(n: int, q: str) -> int:
+    """How many of n values may lie above the nearest rank: n - ceil(q*n)."""
+    exact = parse_quantile(q) * n
+    return n + (-exact.numerator // exact.denominator)
+
+
+def tail_index(mass: Counts, q: str) -> int:
+    """Index of the nearest rank in values sorted from the largest down, `mass` [n] in that order.
+
+    It is the last index with mass above which at most (1-q) of the total lies. Whole numbers are compared exactly,
+    other weights with a tolerance for the rounding of a cumulative sum, which is far below any single weight.
+    """
+    return int(tail_indices(np.asarray(mass)[None, :], q)[0])
+
+
+def tail_indices(mass: Counts, q: str, total: Counts | None = None) -> npt.NDArray[np.intp]:
+    """`tail_index` for every row of mass [rows, n].
+
+    total [rows] is the mass of each row when `mass` holds only its largest values; a row whose tail may reach beyond
+    them gets index n, which the caller must look for.
+    """
+    if mass.dtype.kind == "f" and np.array_equal(mass, np.floor(mass)) and float(mass.sum()) < 2.0**53:
+        mass = mass.astype(np.int64)
+    through = np.cumsum(mass, axis=1, dtype=np.float64 if mass.dtype.kind == "f" else np.int64)
+    limit = tail_limit(through[:, -1] if total is None else total, q, mass.shape[1])
+    return np.where(through[:, -1] > limit, np.argmax(through > limit[:, None], axis=1), mass.shape[1])
+
+
+def tail_limit(total: Counts, q: str, n: int) -> Counts:
+    """Mass that may lie above the nearest rank, of totals [rows]: exact for integers, else with a tolerance for n sums."""
+    exact = parse_quantile(q)
+    if total.dtype.kind == "f":
+        return np.asarray(total * (float(1 - exact) + 4 * _EPS * max(n, 64)))
+    p, d = exact.numerator, exact.denominator
+    return np.array([t + (-(p * t) // d) for t in total.tolist()], dtype=np.int64)
+
+
+def check_values(values: F64, weights: F64 | None) -> tuple[F64, F64 | None]:
+    """Values without NaN and weights that are finite and >= 0, with the zero-weight values taken out.
+
+    Equal weights come back as None, so that they take the exact unweighted way. Raises DiagnosisError.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or np.isnan(values).any():
+        raise DiagnosisError(
+            "a quantile was asked of values that hold NaN or are not one column; drop unknown values first"
+        )
+    if weights is None:
+        return values, None
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != values.shape or not np.isfinite(weights).all() or (weights < 0).any():
+        raise DiagnosisError(
+            f"weights must be finite, not negative, and one per value; got shape {weights.shape} for {values.shape}"
+        )
+    kept = weights > 0
+    if not kept.all():
+        values, weights = values[kept], weights[kept]
+    if weights.size and weights.min() == weights.max():
+        return values, None
+    return values, weights
