@@ -19,38 +19,9 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 BOUNDS_S: Final[Floats] = np.array(
-    # fmt: off
-    [
-        0.001,
-        0.002,
-        0.005,
-        0.01,
-        0.02,
-        0.03,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.5,
-        0.75,
-        1.0,
-        1.5,
-        2.0,
-        3.0,
-        5.0,
-        7.5,
-        10.0,
-        15.0,
-        20.0,
-        30.0,
-        60.0,
-        120.0,
-        300.0,
-        600.0,
-    ]
-    # fmt: on
+    """0.001 0.002 0.005 0.01 0.02 0.03 0.05 0.075 0.1 0.15 0.2 0.3 0.5 0.75
+    1 1.5 2 3 5 7.5 10 15 20 30 60 120 300 600""".split(),  # noqa: SIM905
+    dtype=np.float64,
 )
 """Upper bounds (s) of the histograms on /metrics: from one token of a small model to a long batch answer."""
 
