@@ -126,10 +126,12 @@ def _row(worker: str | None, span: _Span, received_ns: int) -> dict[str, Any]:
         "error": span.failed or None,
     }
     engine_id = _text(got.get("gen_ai.request.id"))
+    labels = {"span_id": span.span_id.hex()}  # with trace_id the identity of the span: a resent one is found by it
     row["request_id"] = normalise_request_id(engine_id) if engine_id else span.span_id.hex()
     if engine_id:
         row["generation_id"] = engine_id
-        row["labels"] = {"engine_request_id": engine_id}
+        labels["engine_request_id"] = engine_id
+    row["labels"] = labels
     if ttft is not None and arrival_ns:
         first_token_ns = arrival_ns + round(ttft * 1e9)
         row["first_token_ns"] = first_token_ns
