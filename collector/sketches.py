@@ -79,16 +79,18 @@ class Tally:
         return float((EDGES_S[bucket] + EDGES_S[bucket + 1]) / 2)
 
 
-def tally(values: Floats) -> Tally:
-    """Count durations (s, finite, not negative)."""
+def tally(values: Floats, weights: Counts | None = None) -> Tally:
+    """Count durations (s, finite, not negative), each `weights` times where weights are given."""
     bucket = _bucket(values)
-    fine = np.bincount(bucket, minlength=NUM_BUCKETS).astype(np.int64)
+    fine = np.bincount(bucket, weights, minlength=NUM_BUCKETS).astype(np.int64)
     sure = np.where(_AT_BOUND, 0, fine)
     coarse = np.bincount(_TO_BOUND, weights=sure, minlength=len(BOUNDS_S) + 1).astype(np.int64)
-    unsure = values[_AT_BOUND[bucket]]
+    at_bound = _AT_BOUND[bucket]
+    unsure = np.searchsorted(BOUNDS_S, values[at_bound], side="left")
     if unsure.size:
-        coarse += np.bincount(np.searchsorted(BOUNDS_S, unsure, side="left"), minlength=len(BOUNDS_S) + 1)
-    return Tally(fine, coarse, float(values.sum()))
+        part = None if weights is None else weights[at_bound]
+        coarse += np.bincount(unsure, part, minlength=len(BOUNDS_S) + 1).astype(np.int64)
+    return Tally(fine, coarse, float(values.sum() if weights is None else values @ weights))
 
 
 def empty() -> Tally:
