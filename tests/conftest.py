@@ -1,0 +1,37 @@
+"""Fixtures that every test may use: one throw-away PostgreSQL a session, and a database of its own a test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import Postgres, running_postgres
+
+# Two cores: a numeric library's thread pool only makes tests wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_database_number = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own KVSCOPE_* variables do not reach the tests."""
+    for name in list(os.environ):
+        if name.startswith("KVSCOPE_") and name not in ("KVSCOPE_REQUIRE_SERVERS", "KVSCOPE_VLLM_HOME"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running PostgreSQL, shared by the session; skips or fails as `require("postgres")` does."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres: Postgres) -> str:
+    """DSN (key=value) of an empty database that no other test uses."""
+    return postgres.create_database(f"kvscope_{next(_database_number)}")
