@@ -1,0 +1,268 @@
+"""The child that runs one statement of a person and ends: a DuckDB of its own, in a jail, answering over one socket.
+
+Order, and why: imports and an empty DuckDB of one thread (both read system files) -> wait for the job -> jail, while
+there is one thread -> DuckDB gets its threads, loses everything else, and its configuration is locked -> the text is
+parsed and checked -> the kinds it names are asked for and mapped -> views -> memory limit -> the statement. The
+collector never parses nor runs a person's text.
+
+Invariant: nothing of the parent's environment, and no file but what the job names, is ever visible here.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import select
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store import sandbox_wire as wire
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from store.sandbox_jail import Jail
+
+ATTACHED = "store"
+"""Name under which a database file is attached in direct mode."""
+
+BATCH_ROWS = 8192
+
+
+def main(descriptor: int) -> None:
+    """Serve one job over the socket `descriptor`, then return; the process has no second use."""
+    import pyarrow as pa
+    import pyarrow.dataset  # noqa: F401  (DuckDB imports it when Arrow tables are registered, which the jail forbids)
+
+    from engine_probe.schema import arrow_schema
+    from store.sandbox_check import Refused
+    from store.sandbox_jail import Jail
+
+    warnings.simplefilter("ignore")
+    arrow_schema("request")
+    pa.set_cpu_count(1)
+    connection = _connect()
+    sock = socket.socket(fileno=descriptor)
+    jail = Jail()
+    try:
+        _, body, _ = wire.receive(sock, limit=16 << 20)
+    except wire.Gone:
+        return  # a spare child whose parent needs it no more
+    job = json.loads(bytes(body))
+    try:
+        _serve(sock, job, jail, connection)
+    except Refused as error:
+        _fail(sock, "refused", str(error))
+    except wire.Gone:
+        pass
+    except MemoryError:
+        _fail(sock, "memory", "out of memory")
+    except Exception as error:
+        _fail(sock, *_verdict(error))
+
+
+def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duckdb.DuckDBPyConnection) -> None:
+    import duckdb
+
+    from store.sandbox_check import Refused, check
+
+    walls = jail.enter([Path(p) for p in job["readable"]], job["cpu_s"], job["wall_s"])
+    threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
+    _lock(connection, job)
+    checked = check(connection, job["sql"])
+    kinds = _kinds_needed(connection, job, checked.tables)
+    wire.send(sock, wire.NEEDS, json.dumps({"kinds": kinds, "walls": walls}).encode())
+    started = time.monotonic()
+    hot, mapped = _receive_hot(sock)
+    _create_views(connection, job, hot)
+    jail.limit_memory(job["memory_bytes"])
+    statements = connection.extract_statements(checked.sql)
+    expected = duckdb.StatementType.EXPLAIN if checked.explain else duckdb.StatementType.SELECT
+    if [statement.type for statement in statements] != [expected]:
+        raise Refused("The text is not one SELECT or EXPLAIN.")
+    connection.execute(statements[0])
+    truncated = _stream(sock, connection, job["max_rows"], job["max_result_bytes"])
+    wire.send(sock, wire.END, json.dumps({"truncated": truncated, "elapsed_s": time.monotonic() - started}).encode())
+    del mapped
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    """An empty in-memory DuckDB that looks for nothing on its own. No thread but this one runs afterwards."""
+    import duckdb
+
+    duckdb.default_connection().close()  # made by the import, with worker threads of its own
+    return duckdb.connect(
+        ":memory:",
+        config={
+            "python_enable_replacements": "false",
+            "python_scan_all_frames": "false",
+            "autoload_known_extensions": "false",
+            "autoinstall_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "allow_persistent_secrets": "false",
+            "temp_directory": "",
+            "threads": "1",
+        },
+    )
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, job: dict[str, Any]) -> None:
+    """Let DuckDB reach what the job names and nothing else, and lock its configuration."""
+    connection.execute(f"SET memory_limit = '{int(job['memory_bytes'])}B'")
+    connection.execute(f"SET threads = {int(job['threads'])}")
+    connection.execute("SET TimeZone = 'UTC'")
+    if job["database"]:
+        connection.execute(f"ATTACH {_text(job['database'])} AS {ATTACHED} (READ_ONLY)")
+    if job["parquet_dir"]:
+        connection.execute(f"SET allowed_directories = [{_text(job['parquet_dir'])}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _kinds_needed(connection: duckdb.DuckDBPyConnection, job: dict[str, Any], tables: frozenset[str]) -> list[str]:
+    """Kinds whose hot rows the statement reads, itself or through views."""
+    from engine_probe.events import KINDS
+    from store.sandbox_check import tables_of
+
+    views = {name.lower(): text for name, text in job["views"]}
+    todo, seen = set(tables), set()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        if name in views:
+            todo |= tables_of(connection, views[name]) - seen
+    return [kind for kind in KINDS if kind in seen]
+
+
+def _receive_hot(sock: socket.socket) -> tuple[dict[str, pa.Table], mmap.mmap | None]:
+    """Hot rows by kind, mapped from the descriptor that came with the frame (no copy)."""
+    import pyarrow as pa
+
+    _, body, fds = wire.receive(sock, limit=1 << 20)
+    layout: dict[str, tuple[int, int]] = json.loads(bytes(body))
+    if not fds:
+        return {}, None
+    mapped = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+    os.close(fds[0])
+    whole = pa.py_buffer(mapped)
+    tables = {kind: pa.ipc.open_stream(whole.slice(at, size)).read_all() for kind, (at, size) in layout.items()}
+    return tables, mapped
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection, job: dict[str, Any], hot: Mapping[str, pa.Table]) -> None:
+    """One view a kind over hot rows, database and sealed Parquet, then the store's own views on top."""
+    from engine_probe.events import KIND_DOC, KINDS
+    from engine_probe.schema import arrow_schema
+
+    for kind in KINDS:
+        table = hot.get(kind)
+        connection.register(f"hot_{kind}", arrow_schema(kind).empty_table() if table is None else table)
+        parts = [f'SELECT * FROM "hot_{kind}"']
+        if job["database"]:
+            through = job["sealed_through_ns"].get(kind)
+            only_unsealed = f" WHERE received_ns > {int(through)}" if through is not None else ""
+            parts.append(f'SELECT * FROM {ATTACHED}.main."{kind}"{only_unsealed}')
+        if files := job["files"].get(kind):
+            listed = ", ".join(_text(path) for path in files)
+            parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+        connection.execute(f'CREATE VIEW "{kind}" AS ' + " UNION ALL BY NAME ".join(parts))
+        connection.execute(f'COMMENT ON VIEW "{kind}" IS {_text(KIND_DOC[kind])}')
+    for name, text in job["views"]:
+        connection.execute(f'CREATE VIEW "{name}" AS {text}')
+
+
+_NO_ARROW = re.compile(r"\b(?:VARIANT|BIGNUM|BIT|TIME WITH TIME ZONE|GEOMETRY)\b")
+
+
+def _stream(sock: socket.socket, connection: duckdb.DuckDBPyConnection, max_rows: int, max_bytes: int) -> bool:
+    """Send the columns and then batches, each a complete Arrow IPC stream; true where rows were left out."""
+    import pyarrow as pa
+
+    from store.sandbox_check import Refused
+
+    columns = [{"name": str(column[0]), "type": str(column[1])} for column in connection.description or []]
+    for column in columns:
+        bare = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", column["type"])
+        if found := _NO_ARROW.search(bare):
+            name = column["name"]
+            raise Refused(
+                f'The column {name} has the type {found[0]}, which has no Arrow form. Cast it: "{name}"::VARCHAR'
+            )
+    reader = connection.to_arrow_reader(BATCH_ROWS)
+    wire.send(sock, wire.COLUMNS, json.dumps(columns).encode())
+    rows_left, bytes_left = max_rows, max_bytes
+    wire.send(sock, wire.BATCH, memoryview(_encode(pa.RecordBatch.from_pylist([], schema=reader.schema))))
+    for batch in reader:
+        fitting = batch.slice(0, rows_left)
+        body = _encode(fitting)
+        while body.size > bytes_left and fitting.num_rows:
+            fitting = fitting.slice(0, fitting.num_rows // 2)
+            body = _encode(fitting)
+        if fitting.num_rows:
+            wire.send(sock, wire.BATCH, memoryview(body))
+        if fitting.num_rows < batch.num_rows:
+            return True
+        rows_left -= fitting.num_rows
+        bytes_left -= body.size
+    return False
+
+
+def _encode(batch: pa.RecordBatch) -> pa.Buffer:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _verdict(error: Exception) -> tuple[str, str]:
+    """(what happened, message) for an error of DuckDB or Arrow."""
+    import duckdb
+
+    text = str(error).split("This error signals an assertion failure")[0].rstrip()
+    if isinstance(error, duckdb.OutOfMemoryException) or re.search(
+        r"out of memory|bad_alloc|realloc|malloc", text, re.I
+    ):
+        return "memory", text.splitlines()[0] if text else "out of memory"
+    if re.search(r"could not set lock|conflicting lock", text, re.I):
+        return "locked", text
+    if isinstance(error, duckdb.InternalException):
+        return "failed", f"DuckDB failed inside: {text}"
+    if isinstance(error, duckdb.Error | OSError):
+        return "refused", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def _fail(sock: socket.socket, what: str, message: str) -> None:
+    try:
+        wire.send(sock, wire.ERROR, json.dumps({"what": what, "message": message[:8000]}).encode())
+    except wire.Gone:
+        pass
+
+
+def _end_with_parent(sock: socket.socket) -> None:
+    """A query must not outlive the collector: the socket's other end is closed when its process ends, however it ends."""
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
+    while True:
+        for _, event in poll.poll():
+            if event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)):
+                os._exit(3)
+
+
+def _text(value: str) -> str:
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
