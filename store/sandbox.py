@@ -254,7 +254,10 @@ def _command(descriptor: int) -> list[str]:
     """The child finds modules where the parent does, and nowhere else (`-I -S`: no environment, no site, no cwd)."""
     here = str(Path(__file__).resolve().parent.parent)
     path = [here, *(str(Path(entry).resolve()) for entry in sys.path if entry and Path(entry).exists())]
-    start = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from store.sandbox_child import main; main(int(sys.argv[1]))"
+    start = (
+        "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+        "from store.sandbox_child import main; main(int(sys.argv[1]))"
+    )
     return [sys.executable, "-I", "-S", "-c", start, str(descriptor), json.dumps(path)]
 
 
@@ -354,7 +357,8 @@ class _Conversation:
             return self._no_memory(message)
         if what == "locked":
             return StoreBusy(
-                f"Another process holds the database ({message.splitlines()[0]}). Ask it over HTTP: kvscope sql --url ...",
+                f"Another process holds the database ({message.splitlines()[0]}). "
+                "Ask that process over HTTP: kvscope sql --url http://127.0.0.1:8321 ...",
                 retry_after_s=5,
             )
         return StoreError(message)
@@ -395,7 +399,8 @@ class _Conversation:
             log.warning("sql child was brought down", extra={"signal": name, "stderr": words})
             return QueryKilled(
                 f"The statement brought its process down ({name}), most often for want of memory "
-                f"({self._limits.memory_bytes // MIB} MiB are allowed). Ask for fewer rows or columns, or aggregate earlier.",
+                f"({self._limits.memory_bytes // MIB} MiB are allowed). Ask for fewer rows or columns, or aggregate "
+                "earlier.",
                 reason="crash",
                 signal=name,
             )

@@ -90,7 +90,7 @@ class Checked:
 
 
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> Checked:
-    """Raises Refused unless `sql` is one SELECT, FROM, VALUES, TABLE, DESCRIBE, SHOW or SUMMARIZE, or EXPLAIN of one."""
+    """Raises Refused unless `sql` is one SELECT (FROM, VALUES, TABLE, DESCRIBE, SHOW, SUMMARIZE) or EXPLAIN of one."""
     if len(sql.encode("utf-8", errors="replace")) > MAX_SQL_BYTES:
         raise Refused(f"The text is longer than {MAX_SQL_BYTES // 1024} KiB.")
     if bad := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]", sql):

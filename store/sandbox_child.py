@@ -10,6 +10,7 @@ Invariant: nothing of the parent's environment, and no file but what the job nam
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -41,7 +42,7 @@ BATCH_ROWS = 8192
 def main(descriptor: int) -> None:
     """Serve one job over the socket `descriptor`, then return; the process has no second use."""
     import pyarrow as pa
-    import pyarrow.dataset  # noqa: F401  (DuckDB imports it when Arrow tables are registered, which the jail forbids)
+    import pyarrow.dataset  # DuckDB imports it when Arrow tables are registered, which the jail forbids
 
     from engine_probe.schema import arrow_schema
     from store.sandbox_check import Refused
@@ -244,14 +245,12 @@ def _verdict(error: Exception) -> tuple[str, str]:
 
 
 def _fail(sock: socket.socket, what: str, message: str) -> None:
-    try:
+    with contextlib.suppress(wire.Gone):
         wire.send(sock, wire.ERROR, json.dumps({"what": what, "message": message[:8000]}).encode())
-    except wire.Gone:
-        pass
 
 
 def _end_with_parent(sock: socket.socket) -> None:
-    """A query must not outlive the collector: the socket's other end is closed when its process ends, however it ends."""
+    """A query must not outlive the collector: the socket's other end closes when its process ends, however it ends."""
     poll = select.poll()
     poll.register(sock, getattr(select, "POLLRDHUP", 0))
     while True:

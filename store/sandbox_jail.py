@@ -5,7 +5,7 @@ not depend on DuckDB being right. Files: Landlock lets the process read below th
 seccomp refuses every way to open a file for writing. Network, new processes, tracing: seccomp refuses the calls.
 Time, memory, file size: resource limits, and an alarm that the kernel delivers even when the parent is gone.
 
-Invariant: `Jail.enter` runs while the process has one thread, since Landlock binds the calling thread and those it starts.
+Invariant: `Jail.enter` runs while the process has one thread: Landlock binds the calling thread and those it starts.
 Each wall that the system does not have (another kernel, another architecture) is left out and said in the answer.
 
 Source: Linux `Documentation/userspace-api/landlock.rst` (ABI 1 to 7) and `seccomp_filter.rst`.
