@@ -1,0 +1,91 @@
+"""Requests wait for KV blocks while seats are free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.wording import number, percent, seconds
+
+
+@cause(
+    "admission_blocked_on_blocks",
+    needs=("request.queue_s|step.waiting_on_blocks",),
+    rows=("admission_blocked_on_blocks",),
+)
+def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
+    """Requests waited for KV blocks: the pool was too small for what ran at once.
+
+    Why: a request is admitted only when the blocks of its prompt are free. Live requests hold theirs until they end, so with
+    a small pool the queue grows although the engine has seats and the steps are not longer.
+
+    Refuted by: waiting only while all seats are taken, or while another prompt is being computed; no eviction and no
+    preemption in the window; more free blocks than the waiting prompts need.
+
+    Remedy:
+    - vLLM: raise --gpu-memory-utilization or --num-gpu-blocks-override, or store KV smaller with --kv-cache-dtype fp8
+    - vLLM: lower --max-model-len or --max-num-seqs if few requests need them, so that admission is decided earlier and preemption rarer
+    - vLLM: add workers, or a host tier with --kv-offloading-size, so that idle prefixes need no device blocks
+    - application: shorter prompts (history growth, RAG top-k, template diet) and lower max_tokens hold fewer blocks for less time
+
+    Experiment: run the same traffic with 1.5 times the KV blocks; waiting on blocks should vanish, waiting for seats would stay.
+    """
+    mean, tail = case.row("admission_blocked_on_blocks")
+    facts = case.suspect
+    waits = case.suspect_ledger.column("admission_blocked_on_blocks")
+    waited = int((waits > 0.001).sum())
+    if waited == 0:
+        seats = facts.requests.get("queue_s")
+        total = float(np.nansum(seats))
+        return Excluded(f"no request waited for blocks while seats were free (queueing in all: {seconds(total)})")
+    where = case.sql_where(case.suspect_window, "arrival_ns")
+    evidence = [
+        Evidence(
+            f"{number(waited)} of {number(len(waits))} requests waited for blocks while seats were free and no other reason was seen; "
+            f"the wait costs {seconds(float(waits.mean()))} a request on average",
+            float(waits.mean()),
+            "s",
+            f"SELECT count(*) FILTER (queue_s > 0.001) AS waited, count(*) AS requests, avg(queue_s) AS mean_queue_s FROM request "
+            f"WHERE vantage = 'engine' AND {where}",
+            case.worst_requests("admission_blocked_on_blocks"),
+        )
+    ]
+    blocks_now, blocks_then = facts.num_blocks(), case.base.num_blocks()
+    if blocks_now is not None:
+        then = "" if blocks_then in (None, blocks_now) else f" ({number(blocks_then)} in the baseline)"
+        evidence.append(
+            Evidence(
+                f"the pool has {number(blocks_now)} usable KV blocks{then}",
+                blocks_now,
+                "blocks",
+                f"SELECT worker, arg_max(num_blocks, at_ns) AS num_blocks FROM worker WHERE {case.sql_where(case.suspect_window, 'at_ns').split(' AND ')[0]} GROUP BY worker",
+            )
+        )
+    preemptions = facts.samples.get("preemptions_total")
+    if preemptions:
+        evidence.append(
+            Evidence(
+                f"the engine preempted {number(preemptions)} times in the window: blocks ran out under running requests too",
+                preemptions,
+                "preemptions",
+                f"SELECT at_ns, value FROM sample WHERE name = 'preemptions_total' AND {case.sql_where(case.suspect_window, 'at_ns')} ORDER BY at_ns",
+            )
+        )
+    usage = facts.samples.get("kv_usage_ratio:mean")
+    if usage is not None:
+        evidence.append(
+            Evidence(
+                f"scraped KV usage averaged {percent(usage)}: a gauge that is read once a second misses most of the shortage",
+                usage,
+                "ratio",
+                f"SELECT avg(value), max(value) FROM sample WHERE name = 'kv_usage_ratio' AND {case.sql_where(case.suspect_window, 'at_ns')}",
+            )
+        )
+    told = "step.waiting_on_blocks" in facts.visible
+    geometry = facts.num_blocks() is not None and facts.seats(facts.requests.worker_names[0]) is not None
+    return Claim(
+        evidence,
+        subject=case.worker_subject("admission_blocked_on_blocks"),
+        interval_s=case.when("admission_blocked_on_blocks"),
+        strength=1.0 if told or geometry else 0.8,
+    )

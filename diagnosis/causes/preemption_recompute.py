@@ -1,0 +1,74 @@
+"""Running requests gave their blocks back and computed again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.wording import number, percent, seconds
+
+
+@cause(
+    "preemption_recompute",
+    needs=("sample.preemptions_total|request.num_preemptions|step.num_preempted",),
+    rows=("preemption_recompute",),
+)
+def preemption_recompute(case: Case) -> Claim | Excluded | None:
+    """Running requests were preempted: they stalled, and what they had computed was computed again.
+
+    Why: decoding needs new blocks; when none is free the scheduler takes them from a running request, which starts over later.
+    Its own hits after that are self hits and never count as prefix hits.
+
+    Refuted by: a preemption counter that stands still; stalls in requests that were never preempted.
+
+    Remedy:
+    - vLLM: more KV blocks (--gpu-memory-utilization, --num-gpu-blocks-override) or fewer seats (--max-num-seqs), so that what is admitted also fits
+    - vLLM: --kv-cache-dtype fp8 halves the blocks a token needs
+    - application: lower max_tokens, or state it truthfully, so that long answers are not admitted into a full pool
+
+    Experiment: halve --max-num-seqs on one worker; preemptions should stop there at the price of a longer queue.
+    """
+    base, suspect = _preemptions(case, case.base), _preemptions(case, case.suspect)
+    if not suspect:
+        return Excluded("no preemption in the window")
+    n = len(case.suspect.requests)
+    stalls = case.suspect_ledger.column("preemption_recompute")
+    where = case.sql_where(case.suspect_window, "at_ns")
+    evidence = [
+        Evidence(
+            f"{number(suspect)} preemptions in {number(n)} requests ({percent(suspect / n)}), {number(base or 0)} in the baseline",
+            suspect,
+            "preemptions",
+            "SELECT worker, max(value) - min(value) AS preemptions FROM sample WHERE name = 'preemptions_total' AND "
+            f"{where} GROUP BY worker",
+            case.worst_requests("preemption_recompute"),
+        )
+    ]
+    if (stalls > 0).any():
+        evidence.append(
+            Evidence(
+                f"{number(int((stalls > 0).sum()))} requests lost {seconds(float(stalls[stalls > 0].mean()))} each on average to stalls and recomputing",
+                float(stalls.sum()),
+                "s",
+                None,
+                case.worst_requests("preemption_recompute"),
+            )
+        )
+    exact = "request.num_preemptions" in case.suspect.visible or "step.recomputed_tokens" in case.suspect.visible
+    return Claim(
+        evidence, case.worker_subject("preemption_recompute"), case.when("preemption_recompute"), 1.0 if exact else 0.8
+    )
+
+
+def _preemptions(case: Case, facts: object) -> float | None:
+    assert facts is case.base or facts is case.suspect
+    window = case.base if facts is case.base else case.suspect
+    counted = window.samples.get("preemptions_total")
+    if counted is not None:
+        return counted
+    told = window.requests.get("num_preemptions")
+    if np.isfinite(told).any():
+        return float(np.nansum(told))
+    if window.steps is not None:
+        return float(np.nansum(window.steps.get("num_preempted")))
+    return None

@@ -1,0 +1,193 @@
+"""The facts of one window, as aligned arrays: what the judgement reads, and nothing else.
+
+Invariant: unknown is NaN (floats), -1 (codes) or None (whole columns and objects), never zero. Requests are in arrival
+order. Instants are seconds since `origin_ns`; each array of instants belongs to one vantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+Obj = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Every gap between streamed chunks of the window's requests, flat.
+
+    request  [m] row of the request      at_s  [m] end of the gap      gap_s  [m] length      tokens  [m] tokens it brought
+    """
+
+    request: I64
+    at_s: F64
+    gap_s: F64
+    tokens: F64
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Requests of a window, [n] each. `numbers` holds durations (s), lengths (tokens) and counts by contract name.
+
+    worker                                          code into `worker_names`
+    arrival_s, first_token_s, last_token_s, end_s   at the judged vantage
+    engine_arrival_s, scheduled_s, engine_first_s, engine_last_s   at the engine's vantage (NaN where it did not speak)
+    """
+
+    vantage: str
+    origin_ns: int
+    worker_names: Sequence[str | None]
+    request_id: Obj
+    worker: I64
+    arrival_s: F64
+    first_token_s: F64
+    last_token_s: F64
+    end_s: F64
+    engine_arrival_s: F64
+    scheduled_s: F64
+    engine_first_s: F64
+    engine_last_s: F64
+    numbers: Mapping[str, F64]
+    tenant: Obj
+    workload: Obj
+    session: Obj
+    prefix: Obj
+    finished: Bool
+    gaps: Gaps | None
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def get(self, name: str) -> F64:
+        """A column of `numbers`; all NaN where the window has none."""
+        found = self.numbers.get(name)
+        return np.full(len(self), np.nan) if found is None else found
+
+    def has(self, name: str, share: float = 0.5) -> bool:
+        """Whether at least `share` of the requests know this number."""
+        found = self.numbers.get(name)
+        return found is not None and len(found) > 0 and bool(np.mean(np.isfinite(found)) >= share)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Scheduler steps of a window, [m] each, by worker and time. `at_s` is the end of the step."""
+
+    worker: I64
+    worker_names: Sequence[str | None]
+    at_s: F64
+    duration_s: F64
+    numbers: Mapping[str, F64]
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    def get(self, name: str) -> F64:
+        found = self.numbers.get(name)
+        return np.full(len(self), np.nan) if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What is known of one worker: the newest non-null value of each slow fact."""
+
+    worker: str | None
+    engine: str | None = None
+    engine_version: str | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    prefix_caching: bool | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def seats(self) -> int | None:
+        """Requests it may run at once (vLLM: max_num_seqs)."""
+        value = self.flags.get("max_num_seqs")
+        return int(value) if value is not None and value.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFact:
+    """One mark inside (or just before) the window."""
+
+    mark: str
+    at_s: float
+    subject: str | None
+    text: str | None
+    attrs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LineageFacts:
+    """What became of the prompt blocks that the window's requests missed, joined to the life of those blocks.
+
+    evicted_tokens, new_tokens   [n] of the missed full blocks: stored before and lost, and never stored
+    Totals over the window: `evicted_blocks`, `idle_s` (p50 of last use to eviction), `back_after_s` (p50 of eviction to miss).
+    """
+
+    evicted_tokens: F64
+    new_tokens: F64
+    cleared_tokens: F64
+    evicted_blocks: int
+    distinct_blocks: int
+    back_after_s: float | None
+    worst: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTotals:
+    """Block life in the window from events: counts of changes, and how many stored blocks had been stored and evicted before."""
+
+    stored: int
+    evicted: int
+    restored: int
+    cleared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known of one window."""
+
+    name: str
+    start_s: float
+    end_s: float
+    requests: RequestFacts
+    steps: StepFacts | None
+    workers: Sequence[WorkerFacts]
+    samples: Mapping[str, float]
+    """Increase of each canonical counter over the window, reset-aware, summed over series; gauges as `name:mean`, `name:max`."""
+    marks: Sequence[MarkFact]
+    lineage: LineageFacts | None
+    blocks: BlockTotals | None
+    visible: frozenset[str]
+    """What was seen at all: `request.queue_s`, `step`, `block.evicted`, `sample.preemptions_total`, ..."""
+    num_warmup: int
+    num_unfinished: int
+    clock_error_s: float | None
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def num_blocks(self) -> int | None:
+        """Usable KV blocks over the workers, where all say so."""
+        known = [w.num_blocks for w in self.workers]
+        return sum(k for k in known if k is not None) if known and all(k is not None for k in known) else None
+
+    def block_size(self) -> int | None:
+        sizes = {w.block_size for w in self.workers if w.block_size is not None}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def seats(self, worker: str | None) -> int | None:
+        """Requests this worker may run at once."""
+        for fact in self.workers:
+            if fact.worker == worker:
+                return fact.seats
+        return self.workers[0].seats if len(self.workers) == 1 else None

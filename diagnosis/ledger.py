@@ -1,0 +1,352 @@
+"""The ledger: each request's TTFT, decode or E2E split into cause-seconds that sum to it.
+
+The order in which seconds are given away is the table in `rows.py`. Where a phase was not observed its seconds stand in
+one `..._unobserved` row. Two ledgers are kept a request: first-order (what it did itself: own phases, all waiting in one
+row) and passed-on (waiting split by what the steps spent their time on). Invariant: rows sum to the metric within 1e-9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnosis import timeline as timelines
+from diagnosis.facts import F64, I64, Facts
+from diagnosis.rows import PASSED_ON, ROWS, UNOBSERVED
+from diagnosis.timeline import Spent, Timeline
+from diagnosis.work_model import WorkModel
+
+LONG_PREFILL = 4.0
+LONG_PREFILL_TOKENS = 1024
+"""A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
+STALL = 8.0
+"""A gap between tokens is a stall from this many times the usual gap on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """`parts` [n, k] cause-seconds of the requests that have the metric; `rows` [n] their position in the facts."""
+
+    metric: str
+    names: tuple[str, ...]
+    parts: F64
+    first_order: F64
+    values: F64
+    rows: I64
+
+    def column(self, name: str) -> F64:
+        """Seconds of one row, [n]; zeros where the ledger has no such row."""
+        return self.parts[:, self.names.index(name)] if name in self.names else np.zeros(len(self.values))
+
+    def unobserved_share(self) -> float:
+        """Share of all seconds that stand in rows whose cause cannot be seen."""
+        total = float(self.values.sum())
+        hidden = sum(float(self.column(name).sum()) for name in UNOBSERVED)
+        return hidden / total if total > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What both windows of a pair share when their ledgers are written."""
+
+    model: WorkModel
+    most_running: int
+    long_tokens: float
+    reuse_ratio: float | None
+    """Share of prompt tokens the *other* window served from cache, where this window's cache is off; else None."""
+    suspect: bool
+
+
+def metric_values(facts: Facts, metric: str) -> F64:
+    """TTFT, TPOT, decode seconds or E2E of each request, s; NaN where it has none. Definitions: design section 4."""
+    r = facts.requests
+    if metric == "ttft":
+        return r.first_token_s - r.arrival_s
+    if metric == "e2e":
+        return r.last_token_s - r.arrival_s
+    decode = r.last_token_s - r.first_token_s
+    if metric == "decode":
+        return decode
+    tokens = r.get("output_tokens")
+    return np.where(tokens > 1, decode / np.where(tokens > 1, tokens - 1, 1.0), np.nan)
+
+
+def write(facts: Facts, metric: str, context: Context) -> Ledger:
+    """The ledger of one window for `metric`: ttft, tpot or e2e."""
+    values = metric_values(facts, metric)
+    keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
+    spent = own_work(facts, context)
+    lines = _timelines(facts, spent, context)
+    sheet = Sheet(len(facts.requests))
+    if metric in ("ttft", "e2e"):
+        _write_ttft(sheet, facts, spent, lines, context)
+    if metric in ("tpot", "e2e"):
+        _write_decode(sheet, facts, spent, lines, context)
+    if metric == "tpot":
+        tokens = facts.requests.get("output_tokens")
+        sheet.scale(1.0 / np.where(tokens > 1, tokens - 1, np.nan))
+    names, parts = sheet.table(keep)
+    first = sheet.first_order(keep)
+    # float dust: the largest part takes the last 1e-12 so that the rows sum to the value
+    if len(keep):
+        dust = values[keep] - parts.sum(axis=1)
+        parts[np.arange(len(keep)), np.abs(parts).argmax(axis=1)] += dust
+    return Ledger(metric, names, parts, first, values[keep], keep)
+
+
+def long_prefill_tokens(base: Facts) -> float:
+    """Computed prompt tokens from which on a prefill counts as long, judged by the baseline's prompts."""
+    prompt = base.requests.get("prompt_tokens")
+    median = float(np.nanmedian(prompt)) if np.isfinite(prompt).any() else 0.0
+    return max(LONG_PREFILL * median, float(LONG_PREFILL_TOKENS))
+
+
+def own_work(facts: Facts, context: Context) -> Spent:
+    """Prompt tokens that each request computed and somebody answers for, by kind, and their share of its prefill time."""
+    r = facts.requests
+    n = len(r)
+    tokens = np.zeros((n, len(PASSED_ON)))
+    computed = np.nan_to_num(r.get("computed_tokens"))
+    left = computed.copy()
+
+    def give(kind: str, amount: F64) -> None:
+        taken = np.clip(np.nan_to_num(amount), 0.0, left)
+        tokens[:, PASSED_ON.index(kind)] = taken
+        np.subtract(left, taken, out=left)
+
+    if facts.lineage is not None:
+        give("premature_eviction", facts.lineage.evicted_tokens)
+    elif facts.blocks is not None and facts.blocks.restored and np.sum(computed) > 0:
+        size = facts.block_size() or 0
+        give("premature_eviction", computed * min(1.0, facts.blocks.restored * size / float(np.sum(computed))))
+    give("preemption_recompute", r.get("recomputed_tokens"))
+    if context.reuse_ratio is not None:
+        give("prefix_caching_off", context.reuse_ratio * np.nan_to_num(r.get("prompt_tokens")))
+    give("cold_start", _cold_tokens(facts))
+    is_long = left >= context.long_tokens
+    tokens[:, PASSED_ON.index("long_prefill_interference")] = np.where(is_long, left, 0.0)
+    density = np.zeros(n)
+    rate = context.model.prefill_s_per_token
+    prefill = r.get("prefill_s")
+    if rate is not None:
+        speed = context.model.slow_factor if context.suspect and context.model.slow_factor else 1.0
+        seconds = tokens.sum(axis=1) * rate * max(speed, 1.0)
+        known = np.isfinite(prefill) & (prefill > 0)
+        density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
+    return Spent(tokens, density)
+
+
+class Sheet:
+    """Seconds given away so far, a row a cause; the helper that keeps every request's sum."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.columns: dict[str, F64] = {}
+        self.waits = np.zeros(n)
+
+    def add(self, name: str, seconds: F64) -> None:
+        if name not in ROWS:
+            raise KeyError(name)
+        self.columns[name] = self.columns.get(name, np.zeros(self.n)) + np.nan_to_num(seconds)
+
+    def carve(self, left: F64, name: str, seconds: F64) -> F64:
+        """Give `seconds` (at most what is left) to `name`; returns what remains."""
+        taken = np.clip(np.nan_to_num(seconds), 0.0, np.maximum(left, 0.0))
+        self.add(name, taken)
+        return left - taken
+
+    def scale(self, factor: F64) -> None:
+        self.columns = {name: column * factor for name, column in self.columns.items()}
+        self.waits = self.waits * factor
+
+    def table(self, keep: I64) -> tuple[tuple[str, ...], F64]:
+        names = tuple(name for name in ROWS if name in self.columns and np.any(self.columns[name][keep] != 0))
+        parts = np.stack([self.columns[name][keep] for name in names], axis=1) if names else np.zeros((len(keep), 1))
+        return names or ("unexplained",), parts
+
+    def first_order(self, keep: I64) -> F64:
+        return self.waits[keep]
+
+
+def _timelines(facts: Facts, spent: Spent, context: Context) -> Mapping[int, Timeline]:
+    built = {
+        worker: timelines.build(facts, worker, spent, context.model, context.most_running)
+        for worker in range(len(facts.requests.worker_names))
+    }
+    return {worker: line for worker, line in built.items() if line is not None}
+
+
+def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
+    r = facts.requests
+    ttft = np.nan_to_num(metric_values(facts, "ttft"))
+    slow = context.model.slow_share(suspect=context.suspect)
+    queue, prefill = r.get("queue_s"), r.get("prefill_s")
+    seen = np.isfinite(queue) & np.isfinite(prefill)
+    sheet.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
+    sheet.add("slow_steps", np.where(seen, 0.0, ttft * slow))
+    queue, prefill = np.where(seen, queue, 0.0), np.where(seen, prefill, 0.0)
+    # durations of another vantage may exceed this one's TTFT by clock dust: never give away more than there is
+    left = np.where(seen, ttft, 0.0)
+    queue = np.minimum(queue, left)
+    sheet.waits += queue
+    prefill = np.minimum(prefill, left - queue)
+    stalled = np.clip(
+        np.nan_to_num(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
+    )
+    _write_wait(sheet, facts, queue, lines, slow)
+    _write_prefill(sheet, facts, spent, prefill, lines, slow, context)
+    sheet.add("preemption_recompute", stalled)
+    rest = left - queue - prefill - stalled
+    engine_front = (
+        np.nan_to_num(r.get("frontend_s")) + np.nan_to_num(r.get("tokenize_s")) + np.nan_to_num(r.get("network_s"))
+    )
+    rest = sheet.carve(rest, "front_end", engine_front)
+    sheet.add("unexplained", rest)
+
+
+def _stalled_before_first(stalled: F64, decode: F64) -> F64:
+    """Stalls count before the first token only where the request never decoded (no engine splits them yet)."""
+    return np.where(np.isfinite(decode), 0.0, stalled)
+
+
+def _write_wait(sheet: Sheet, facts: Facts, queue: F64, lines: Mapping[int, Timeline], slow: float) -> None:
+    r = facts.requests
+    sheet.add("slow_steps", queue * slow)
+    queue = queue * (1.0 - slow)
+    names = ("admission_blocked_on_blocks", "queue_dependency", *PASSED_ON, "queue_load")
+    done = np.zeros(len(r), dtype=bool)
+    for worker, line in lines.items():
+        rows = np.flatnonzero(
+            (r.worker == worker) & np.isfinite(r.scheduled_s) & np.isfinite(r.engine_arrival_s) & (queue > 0)
+        )
+        if len(rows) == 0:
+            continue
+        shares = line.integrate(line.wait_shares(), r.scheduled_s[rows] - r.get("queue_s")[rows], r.scheduled_s[rows])
+        total = shares.sum(axis=1)
+        good = total > 0
+        scaled = shares[good] / total[good][:, None] * queue[rows[good]][:, None]
+        for column, name in enumerate(names):
+            full = np.zeros(len(r))
+            full[rows[good]] = scaled[:, column]
+            sheet.add(name, full)
+        done[rows[good]] = True
+    sheet.add("queue_unobserved", np.where(done, 0.0, queue))
+
+
+def _write_prefill(
+    sheet: Sheet, facts: Facts, spent: Spent, prefill: F64, lines: Mapping[int, Timeline], slow: float, context: Context
+) -> None:
+    sheet.add("slow_steps", prefill * slow)
+    left = prefill * (1.0 - slow)
+    rate = context.model.prefill_s_per_token
+    if rate is not None:
+        for column, name in enumerate(PASSED_ON[:-1]):  # a long prompt of its own is its own work
+            left = sheet.carve(left, name, spent.tokens[:, column] * rate)
+    r = facts.requests
+    shared = _shared_with(facts, spent, lines, r.scheduled_s, r.engine_first_s, own=True)
+    for column, name in enumerate(PASSED_ON):
+        left = sheet.carve(left, name, shared[:, column] * (1.0 - slow))
+    sheet.add("own_prefill", left)
+
+
+def _shared_with(
+    facts: Facts, spent: Spent, lines: Mapping[int, Timeline], start_s: F64, end_s: F64, *, own: bool
+) -> F64:
+    """Seconds of [start, end) that the steps spent on the answered-for prefills of *other* requests, [n, kinds]."""
+    r = facts.requests
+    out = np.zeros((len(r), len(PASSED_ON)))
+    for worker, line in lines.items():
+        rows = np.flatnonzero((r.worker == worker) & np.isfinite(start_s) & np.isfinite(end_s))
+        if len(rows):
+            out[rows] = line.integrate(line.activity, start_s[rows], end_s[rows])
+    if own:
+        total = np.maximum(spent.tokens.sum(axis=1), 1e-12)
+        mine = spent.density * np.nan_to_num(r.get("prefill_s"))
+        out -= np.where(spent.tokens.sum(axis=1) > 0, mine, 0.0)[:, None] * spent.tokens / total[:, None]
+    return np.clip(out, 0.0, None)
+
+
+def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
+    r = facts.requests
+    decode = np.nan_to_num(metric_values(facts, "decode"))
+    stalls = _stalls(facts, context)
+    left = decode - np.minimum(stalls, decode)
+    preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(r.get("num_preemptions")) > 0
+    sheet.add("preemption_recompute" if preempted else "decode_stall", decode - left)
+    if r.gaps is None and not r.has("decode_s"):
+        sheet.add("decode_unobserved", left)
+        return
+    slow = context.model.slow_share(suspect=context.suspect)
+    sheet.add("slow_steps", left * slow)
+    left = left * (1.0 - slow)
+    engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
+    shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
+    for column, name in enumerate(PASSED_ON):
+        left = sheet.carve(left, name, shared[:, column] * (1.0 - slow))
+    tokens = r.get("output_tokens")
+    per_seq = context.model.decode_s_per_seq
+    if per_seq is not None:
+        others = _mean_others(facts)
+        left = sheet.carve(left, "decode_bandwidth", np.nan_to_num(tokens - 1) * per_seq * np.maximum(others, 0.0))
+    sheet.add("own_decode", left)
+
+
+def _stalls(facts: Facts, context: Context) -> F64:
+    """Seconds of gaps that are far longer than the usual step, less one usual step each, [n]."""
+    r = facts.requests
+    stalled = r.get("stalled_s")
+    if np.isfinite(stalled).any():
+        return np.nan_to_num(stalled)
+    gaps = r.gaps
+    out = np.zeros(len(r))
+    if gaps is None or len(gaps.gap_s) < 2:
+        return out
+    usual = float(np.median(gaps.gap_s))
+    long = gaps.gap_s > STALL * usual
+    np.add.at(out, gaps.request[long], gaps.gap_s[long] - usual)
+    return out
+
+
+def _mean_others(facts: Facts) -> F64:
+    """Mean number of other requests of its worker that decoded while this one did, [n]."""
+    r = facts.requests
+    out = np.zeros(len(r))
+    last = np.where(np.isfinite(r.last_token_s), r.last_token_s, r.end_s)
+    for worker in range(len(r.worker_names)):
+        rows = np.flatnonzero((r.worker == worker) & np.isfinite(r.first_token_s) & np.isfinite(last))
+        if len(rows) < 2:
+            continue
+        first, end = r.first_token_s[rows], last[rows]
+        edges = np.unique(np.concatenate([first, end]))
+        level = np.searchsorted(np.sort(first), edges[:-1], "right") - np.searchsorted(
+            np.sort(end), edges[:-1], "right"
+        )
+        cumulative = np.concatenate([[0.0], np.cumsum(level * np.diff(edges))])
+        seconds = np.interp(end, edges, cumulative) - np.interp(first, edges, cumulative)
+        out[rows] = seconds / np.maximum(end - first, 1e-9) - 1.0
+    return out
+
+
+def _cold_tokens(facts: Facts) -> F64:
+    """Tokens computed because the cache was still empty after a start: what later requests of the window find cached.
+
+    Counts only within the cold period, which begins with a `worker_up` or `cache_reset` mark.
+    """
+    r = facts.requests
+    out = np.zeros(len(r))
+    starts = [m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
+    if not starts or not r.has("cached_tokens") or not r.has("prompt_tokens"):
+        return out
+    share = r.get("cached_tokens") / np.maximum(r.get("prompt_tokens"), 1.0)
+    warm_share = float(np.nanmedian(share[len(r) // 2 :])) if len(r) else 0.0
+    for start in starts:
+        since = r.arrival_s - start
+        cold = (since >= 0) & (since <= COLD_PERIOD_S) & (share < warm_share)
+        out = np.where(cold, (warm_share - share) * r.get("prompt_tokens"), out)
+    return np.nan_to_num(out)
+
+
+COLD_PERIOD_S = 60.0
+"""How long after a start (or a cache reset) misses are put down to the empty cache."""

@@ -1,0 +1,218 @@
+"""Do counters, events, client and engine agree? A contradiction is a finding, and lowers confidence in all that rests on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnosis.facts import Facts
+from diagnosis.wording import number, percent, seconds
+
+TOLERANCE = 0.05
+"""Relative difference of two counts of the same thing that scraping once a second explains."""
+PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
+"""What a check's outcome does to the confidence of all causes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the telemetry: `status` ok | warning | contradiction."""
+
+    check: str
+    status: str
+    statement: str
+
+
+def check(facts: Facts) -> list[Check]:
+    """All checks of one window that can be made with what was seen."""
+    made = [
+        _gaps(facts),
+        _clocks(facts),
+        _ttft_order(facts),
+        _cached_tokens(facts),
+        _usage_range(facts),
+        _preemptions(facts),
+        _evictions(facts),
+        _finished(facts),
+        _unfinished(facts),
+        _chunks(facts),
+        _probe(facts),
+    ]
+    return [c for c in made if c is not None]
+
+
+def penalty(checks: Sequence[Check]) -> float:
+    """Factor on confidence: the worst check counts once, so ten warnings are not ten times as bad."""
+    return min((PENALTY[c.status] for c in checks), default=1.0)
+
+
+def caching_is_off(facts: Facts) -> tuple[bool, str]:
+    """Whether prefix caching was off in the window, and how we know."""
+    told = {w.prefix_caching for w in facts.workers if w.prefix_caching is not None}
+    if told == {False}:
+        return True, "the engine says that prefix caching is off"
+    cached = facts.requests.get("cached_tokens")
+    hits = float(np.nansum(cached)) if np.isfinite(cached).any() else None
+    if hits is not None and hits > 0:
+        return False, f"{number(hits)} prompt tokens were served from the cache"
+    queries = facts.samples.get("prefix_queries_tokens_total")
+    if queries == 0 and hits == 0:
+        return True, "not one lookup in the prefix cache was counted, and no request had a cached token"
+    if told == {True}:
+        return False, "the engine says that prefix caching is on"
+    return False, "nothing says that it was off"
+
+
+def _gaps(facts: Facts) -> Check | None:
+    gaps = [m for m in facts.marks if m.mark == "gap"]
+    if not gaps:
+        return Check("gaps", "ok", f"{facts.name}: no gap in the telemetry is known")
+    dropped = sum(float(m.attrs.get("dropped_rows", 0) or 0) for m in gaps)
+    return Check(
+        "gaps", "warning", f"{facts.name}: {len(gaps)} gaps in the telemetry, {number(dropped)} rows known to be lost"
+    )
+
+
+def _clocks(facts: Facts) -> Check | None:
+    if facts.clock_error_s is None:
+        return Check(
+            "clocks", "ok", f"{facts.name}: clocks were not compared; only durations are joined across vantages"
+        )
+    status = "warning" if facts.clock_error_s > 0.01 else "ok"
+    return Check("clocks", status, f"{facts.name}: clocks agree within {seconds(facts.clock_error_s)}")
+
+
+def _ttft_order(facts: Facts) -> Check | None:
+    r = facts.requests
+    engine = r.get("engine_ttft_s")
+    client = r.first_token_s - r.arrival_s
+    both = np.isfinite(engine) & np.isfinite(client)
+    if not both.any():
+        return None
+    early = float(np.mean(client[both] < engine[both] - 0.002))
+    if early > 0.01:
+        return Check(
+            "client_ttft",
+            "contradiction",
+            f"{facts.name}: in {percent(early)} of requests the client saw the first token before the engine says it made it",
+        )
+    gap = float(np.median(client[both] - engine[both]))
+    return Check(
+        "client_ttft", "ok", f"{facts.name}: the client's TTFT is the engine's plus {seconds(gap)} in the median"
+    )
+
+
+def _cached_tokens(facts: Facts) -> Check | None:
+    cached = facts.requests.get("cached_tokens")
+    counted = facts.samples.get("prefix_hits_tokens_total")
+    if counted is None or not np.isfinite(cached).any():
+        return None
+    told = float(np.nansum(cached))
+    if max(told, counted) < 1000:
+        return Check("cached_tokens", "ok", f"{facts.name}: requests and counter agree: almost nothing was cached")
+    off = abs(told - counted) / max(told, counted)
+    statement = f"{facts.name}: cached tokens by request {number(told)}, by the engine's hit counter {number(counted)} ({percent(off)} apart)"
+    if min(told, counted) == 0:
+        return Check("cached_tokens", "contradiction", statement + ": one of the two is not telling the truth")
+    return Check("cached_tokens", "ok" if off <= 2 * TOLERANCE else "warning", statement)
+
+
+def _usage_range(facts: Facts) -> Check | None:
+    low, high = facts.samples.get("kv_usage_ratio:min"), facts.samples.get("kv_usage_ratio:max")
+    if low is None or high is None:
+        return None
+    if low < 0 or high > 1.0001:
+        return Check(
+            "kv_usage",
+            "contradiction",
+            f"{facts.name}: KV usage runs from {low:.3g} to {high:.3g}; it must lie within 0 and 1",
+        )
+    return Check("kv_usage", "ok", f"{facts.name}: KV usage runs from {percent(low)} to {percent(high)}")
+
+
+def _preemptions(facts: Facts) -> Check | None:
+    counted = facts.samples.get("preemptions_total")
+    told = facts.requests.get("num_preemptions")
+    if counted is None or not np.isfinite(told).any():
+        return None
+    total = float(np.nansum(told))
+    if abs(total - counted) > max(3.0, 2 * TOLERANCE * max(total, counted)):
+        return Check(
+            "preemptions",
+            "warning",
+            f"{facts.name}: {number(total)} preemptions by request, {number(counted)} by counter",
+        )
+    return Check("preemptions", "ok", f"{facts.name}: preemptions by request and by counter agree ({number(counted)})")
+
+
+def _evictions(facts: Facts) -> Check | None:
+    counted = facts.samples.get("blocks_evicted_total")
+    if counted is None or facts.blocks is None:
+        return None
+    if abs(counted - facts.blocks.evicted) > max(10.0, 2 * TOLERANCE * max(counted, facts.blocks.evicted)):
+        return Check(
+            "evictions",
+            "warning",
+            f"{facts.name}: {number(counted)} evictions by counter, {number(facts.blocks.evicted)} by events",
+        )
+    return Check("evictions", "ok", f"{facts.name}: evictions by counter and by events agree")
+
+
+def _finished(facts: Facts) -> Check | None:
+    counted = facts.samples.get("requests_finished_total")
+    if counted is None:
+        return None
+    rows = len(facts.requests) + facts.num_warmup
+    if counted > rows * (1 + 2 * TOLERANCE) + 5:
+        return Check(
+            "requests",
+            "warning",
+            f"{facts.name}: the engine finished {number(counted)} requests, {number(rows)} are recorded",
+        )
+    return Check(
+        "requests",
+        "ok",
+        f"{facts.name}: {number(rows)} requests recorded, the engine counts {number(counted)} finished",
+    )
+
+
+def _unfinished(facts: Facts) -> Check | None:
+    if facts.num_unfinished == 0:
+        return None
+    share = facts.num_unfinished / max(len(facts.requests), 1)
+    status = "warning" if share > 0.01 else "ok"
+    return Check(
+        "unfinished",
+        status,
+        f"{facts.name}: {facts.num_unfinished} requests ({percent(share)}) failed, were aborted or rejected",
+    )
+
+
+def _chunks(facts: Facts) -> Check | None:
+    gaps, output = facts.requests.gaps, facts.requests.get("output_tokens")
+    if gaps is None or not np.isfinite(output).any():
+        return None
+    chunks = np.bincount(gaps.request, minlength=len(facts.requests)) + 1
+    several = float(np.mean(chunks < np.nan_to_num(output)))
+    if several <= 0.02:
+        return None
+    return Check(
+        "chunks",
+        "ok",
+        f"{facts.name}: {percent(several)} of requests got several tokens in one chunk; single gaps are an average there",
+    )
+
+
+def _probe(facts: Facts) -> Check | None:
+    if facts.steps is None:
+        return None
+    probe, duration = facts.steps.get("probe_s"), facts.steps.duration_s
+    known = np.isfinite(probe) & np.isfinite(duration)
+    if not known.any():
+        return None
+    share = float(probe[known].sum() / max(duration[known].sum(), 1e-9))
+    return Check(
+        "probe", "warning" if share > 0.01 else "ok", f"{facts.name}: the probe took {percent(share)} of step time"
+    )

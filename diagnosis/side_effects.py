@@ -1,0 +1,70 @@
+"""What else moved while the metric moved: the other latencies, throughput and errors, each with its interval."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from diagnosis.facts import Facts
+from diagnosis.ledger import metric_values
+from diagnosis.significance import compare
+
+REPLICATES = 200
+
+
+def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[dict[str, Any]]:
+    """Rows of {metric, baseline, suspect, interval_95}: mean and P95 of the other latencies (s), requests/s, tokens/s, failures."""
+    rows: list[dict[str, Any]] = []
+    for name in ("ttft", "tpot", "e2e"):
+        if name == metric:
+            continue
+        a, b = (v[np.isfinite(v) & (v >= 0)] for v in (metric_values(base, name), metric_values(suspect, name)))
+        if len(a) == 0 or len(b) == 0:
+            continue
+        found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed)
+        rows.append(_row(f"{name}_mean_s", float(a.mean()), float(b.mean()), found.mean_interval_95))
+        p95 = np.sort(b)[math.ceil(0.95 * len(b)) - 1]
+        rows.append(_row(f"{name}_p95_s", float(p95 - found.delta_s), float(p95), found.interval_95))
+    rows.append(_rate("requests_per_s", len(base.requests), base.duration_s, len(suspect.requests), suspect.duration_s))
+    tokens = [np.nansum(f.requests.get("output_tokens")) for f in (base, suspect)]
+    if min(tokens) > 0:
+        rows.append(_row("output_tokens_per_s", tokens[0] / base.duration_s, tokens[1] / suspect.duration_s, None))
+    rows.append(
+        _share(
+            "unfinished_ratio", base.num_unfinished, len(base.requests), suspect.num_unfinished, len(suspect.requests)
+        )
+    )
+    return rows
+
+
+def _row(metric: str, base: float, suspect: float, interval: tuple[float, float] | None) -> dict[str, Any]:
+    return {"metric": metric, "baseline": float(base), "suspect": float(suspect), "interval_95": interval}
+
+
+def _rate(metric: str, n_b: int, s_b: float, n_s: int, s_s: float) -> dict[str, Any]:
+    """Difference of two Poisson rates; normal interval."""
+    a, b = n_b / max(s_b, 1e-9), n_s / max(s_s, 1e-9)
+    half = 1.96 * math.sqrt(n_b / max(s_b, 1e-9) ** 2 + n_s / max(s_s, 1e-9) ** 2)
+    return _row(metric, a, b, (b - a - half, b - a + half))
+
+
+def _share(metric: str, k_b: int, n_b: int, k_s: int, n_s: int) -> dict[str, Any]:
+    """Difference of two shares; Newcombe's interval from Wilson scores."""
+
+    def wilson(k: int, n: int) -> tuple[float, float, float]:
+        p, z = k / n, 1.96
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return p, centre - half, centre + half
+
+    a, low_a, high_a = wilson(k_b, n_b)
+    b, low_b, high_b = wilson(k_s, n_s)
+    difference = b - a
+    return _row(
+        metric,
+        a,
+        b,
+        (difference - math.hypot(b - low_b, high_a - a), difference + math.hypot(high_b - b, a - low_a)),
+    )

@@ -1,0 +1,114 @@
+"""The verdict as data: the keys of design section 7, and nothing that cannot be written as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change in seconds and its 95 % interval (None where the data give none)."""
+
+    mean_s: float
+    p99_s: float
+    judged_s: float
+    mean_interval_95: tuple[float, float] | None
+    interval_95: tuple[float, float] | None
+    base_mean_s: float
+    suspect_mean_s: float
+    base_judged_s: float
+    suspect_judged_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One row of a table: seconds of the mean, of P99, of expected shortfall; `judged_s` at the judged quantile."""
+
+    cause: str
+    text: str
+    mean_s: float
+    p99_s: float
+    es_s: float
+    judged_s: float
+    interval_95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompositionRow:
+    """What requests around the quantile were made of, s, in each window."""
+
+    cause: str
+    text: str
+    baseline_s: float
+    suspect_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCause:
+    """A ranked cause of the verdict."""
+
+    cause: str
+    summary: str
+    subject: dict[str, str | None]
+    interval: dict[str, int] | None
+    share_p99: float
+    mean_s: float
+    p99_s: float
+    confidence: float
+    confidence_word: str
+    evidence: Sequence[dict[str, Any]]
+    refuted_by: str
+    remedy: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer. `status`: explained | no_change | not_distinguishable | not_observable."""
+
+    status: str
+    verdict: str
+    metric: str
+    quantile: str
+    requested_quantile: str
+    vantage: str
+    windows: dict[str, Any]
+    n: dict[str, int]
+    n_effective: dict[str, float]
+    delta: Change
+    composition: Sequence[CompositionRow]
+    attribution: Sequence[LedgerRow]
+    causes: Sequence[NamedCause]
+    side_effects: Sequence[dict[str, Any]]
+    unexplained: dict[str, float]
+    excluded: Sequence[dict[str, str]]
+    not_observable: Sequence[dict[str, Any]]
+    quality: Sequence[dict[str, str]]
+    notes: Sequence[str]
+    next_experiment: dict[str, Any] | None
+    calibration: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain document; floats that are not finite become null."""
+        document = _clean(asdict(self))
+        assert isinstance(document, dict)
+        return document
+
+
+def confidence_word(value: float) -> str:
+    """high from 0.8, medium from 0.5, else low."""
+    return "high" if value >= 0.8 else "medium" if value >= 0.5 else "low"
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(v) for v in value]
+    if hasattr(value, "item"):
+        return _clean(value.item())
+    return value

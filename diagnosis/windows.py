@@ -1,0 +1,185 @@
+"""Which two windows are compared, and why: named runs, times, or chosen by a stated rule.
+
+`NAME`            the run of that name
+`START/END`       live rows; instants as ISO 8601 (UTC where no zone is given) or nanoseconds; `now`, `-15m`, `-2h` also work
+`NAME@START/END`  a part of a run
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from engine_probe.errors import BadWindow
+from store.interface import Store, Window
+from store.lineage import window_sql
+
+NS = 1_000_000_000
+MINUTE = 60 * NS
+DAY = 24 * 60 * MINUTE
+DEFAULT_LENGTH = 15 * MINUTE
+MIN_REQUESTS = 30
+"""A window that we choose ourselves has at least this many requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Two windows, their names in the verdict, and why they were taken."""
+
+    base: Window
+    suspect: Window
+    base_name: str
+    suspect_name: str
+    why: str
+
+
+def parse_window(text: str, store: Store, now_ns: int) -> Window:
+    """Text -> window. Raises BadWindow where it names no run and is no span, or where its end lies before its start."""
+    text = text.strip()
+    runs = store.runs()
+    if text in runs:
+        return Window(run_id=text)
+    run, at, span = text.rpartition("@")
+    if at and run not in runs:
+        raise BadWindow(f"there is no run named {run!r}; known runs: {_known(runs)}", window=text)
+    if "/" not in span:
+        raise BadWindow(f"{text!r} is neither a run nor START/END; known runs: {_known(runs)}", window=text)
+    start_text, _, end_text = span.partition("/")
+    start, end = parse_instant(start_text, now_ns), parse_instant(end_text, now_ns)
+    if end <= start:
+        raise BadWindow(f"window {text!r} ends before it starts (or is empty)", window=text)
+    if start > now_ns:
+        raise BadWindow(f"window {text!r} lies in the future", window=text)
+    return Window(start, end, run or None)
+
+
+def parse_instant(text: str, now_ns: int) -> int:
+    """`2026-01-31T12:00:00Z`, nanoseconds, `now`, or `-15m` (before now) -> ns since 1970 UTC."""
+    text = text.strip()
+    if text in ("", "now"):
+        return now_ns
+    if re.fullmatch(r"\d{16,19}", text):
+        return int(text)
+    relative = re.fullmatch(r"-(\d+)([smhd])", text)
+    if relative:
+        unit = {"s": NS, "m": MINUTE, "h": 60 * MINUTE, "d": DAY}[relative.group(2)]
+        return now_ns - int(relative.group(1)) * unit
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadWindow(
+            f"{text!r} is no instant: use ISO 8601 (2026-01-31T12:00:00Z), nanoseconds since 1970, now, or -15m",
+            window=text,
+        ) from None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    whole = moment.replace(microsecond=0)
+    return int(whole.timestamp()) * NS + moment.microsecond * 1000
+
+
+def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns: int) -> Chosen:
+    """Fill in what was not given: suspect = the last 15 minutes; baseline = the same time yesterday (up to 7 days back), else the
+    window before the newest mark, else the quietest earlier window of the same length."""
+    why: list[str] = []
+    if suspect is None:
+        end = _newest(store, now_ns)
+        suspect = Window(end - DEFAULT_LENGTH, end)
+        why.append(
+            "suspect: the last 15 minutes"
+            if end >= now_ns - MINUTE
+            else "suspect: the last 15 minutes that hold requests"
+        )
+    if baseline is None:
+        baseline, reason = _baseline(store, suspect)
+        why.append(f"baseline: {reason}")
+    if baseline == suspect:
+        raise BadWindow(
+            f"baseline and suspect are the same window ({suspect}); there is nothing to compare", window=str(suspect)
+        )
+    overlap = (
+        baseline.run_id == suspect.run_id
+        and (baseline.start_ns or 0) < (suspect.end_ns or 1 << 62)
+        and (suspect.start_ns or 0) < (baseline.end_ns or 1 << 62)
+    )
+    if overlap:
+        raise BadWindow(
+            f"baseline {baseline} and suspect {suspect} overlap; give two windows that share no time",
+            window=str(suspect),
+        )
+    given = (
+        "; ".join(why)
+        if why
+        else "both windows were given; windows chosen by eye after looking at the data overstate a change"
+    )
+    return Chosen(baseline, suspect, baseline.run_id or "baseline", suspect.run_id or "suspect", given)
+
+
+def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:
+    if suspect.run_id is not None and suspect.start_ns is None:
+        raise BadWindow(
+            f"a baseline is needed for the run {suspect.run_id!r}: give --baseline NAME; known runs: {_known(store.runs())}",
+            window=str(suspect),
+        )
+    start, end = suspect.start_ns or 0, suspect.end_ns or 0
+    length = end - start
+    for days in range(1, 8):
+        window = Window(start - days * DAY, end - days * DAY, suspect.run_id)
+        if _count(store, window) >= MIN_REQUESTS:
+            return window, f"the same time {days} day{'s' if days > 1 else ''} earlier"
+    condition, params = window_sql(Window(None, end, suspect.run_id), "at_ns")
+    newest = store.query(
+        f"SELECT max(at_ns) FROM mark WHERE {condition} AND mark IN ('config_changed', 'deployed', 'canary')", params
+    )
+    mark = newest.column(0)[0].as_py()
+    if mark is not None and mark < end:
+        stop = min(mark, start)
+        window = Window(stop - length, stop, suspect.run_id)
+        if _count(store, window) >= MIN_REQUESTS:
+            return window, "the window before the newest change mark"
+    window, found = _quietest(store, suspect, length)
+    if found:
+        return window, "the quietest earlier window of the same length"
+    raise BadWindow(
+        f"no baseline was found: fewer than {MIN_REQUESTS} requests are stored before {suspect}; give --baseline START/END or a run",
+        window=str(suspect),
+    )
+
+
+def _quietest(store: Store, suspect: Window, length: int) -> tuple[Window, bool]:
+    """Earlier window of the same length with the lowest 95th percentile of TTFT among those with enough requests."""
+    condition, params = window_sql(Window(None, suspect.start_ns, suspect.run_id), "arrival_ns")
+    start = suspect.start_ns or 0
+    table = store.query(
+        f"""
+SELECT (? - arrival_ns) // ? AS back, count(*) AS n, quantile_disc(first_token_ns - arrival_ns, 0.95) AS p95
+FROM request WHERE {condition} AND first_token_ns IS NOT NULL
+GROUP BY back HAVING n >= {MIN_REQUESTS} ORDER BY p95, back LIMIT 1""",
+        [start - 1, length, *params],
+    )
+    if table.num_rows == 0:
+        return suspect, False
+    back = int(table["back"][0].as_py())
+    return Window(start - (back + 1) * length, start - back * length, suspect.run_id), True
+
+
+def _count(store: Store, window: Window) -> int:
+    condition, params = window_sql(window, "arrival_ns")
+    return int(store.query(f"SELECT count(*) FROM request WHERE {condition}", params).column(0)[0].as_py())
+
+
+def _newest(store: Store, now_ns: int) -> int:
+    newest = store.query("SELECT max(arrival_ns) FROM request WHERE run_id IS NULL").column(0)[0].as_py()
+    if newest is None:
+        runs = store.runs()
+        hint = (
+            f"; name two runs instead (known: {_known(runs)})"
+            if runs
+            else "; attach an engine or import a recording first"
+        )
+        raise BadWindow("no live requests are stored" + hint, window="last 15 minutes")
+    return now_ns if newest > now_ns - 15 * MINUTE else int(newest) + 1
+
+
+def _known(runs: object) -> str:
+    names = list(runs)  # type: ignore[call-overload]
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"

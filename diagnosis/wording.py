@@ -1,0 +1,60 @@
+"""How numbers are said: one place, so that text, report and evidence speak alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def seconds(value: float | None) -> str:
+    """0.0123 -> '12 ms', 1.2345 -> '1.23 s'; unknown is 'unknown'."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    size = abs(value)
+    if size < 0.001:
+        return f"{value * 1e3:.2f} ms" if size > 0 else "0 ms"
+    if size < 0.0995:
+        return f"{value * 1e3:.1f} ms"
+    if size < 0.9995:
+        return f"{value * 1e3:.0f} ms"
+    return f"{value:.2f} s" if size < 100 else f"{value:,.0f} s"
+
+
+def signed(value: float | None) -> str:
+    """As `seconds`, with a plus where it grew."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    return ("+" if value > 0 else "") + seconds(value)
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """'+12 ms to +30 ms', or a dash where no interval is given."""
+    return f"{signed(bounds[0])} to {signed(bounds[1])}" if bounds else "-"
+
+
+def percent(value: float | None) -> str:
+    """0.123 -> '12 %'."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    return f"{value * 100:.0f} %" if abs(value) >= 0.0995 else f"{value * 100:.1f} %"
+
+
+def quantile_name(q: str) -> str:
+    """'0.99' -> 'P99', '0.999' -> 'P99.9'."""
+    return "P" + format(float(q) * 100, "g")
+
+
+def metric_name(metric: str) -> str:
+    """'ttft' -> 'TTFT'."""
+    return {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}[metric]
+
+
+def number(value: float) -> str:
+    """12345.0 -> '12,345'; 1.25 -> '1.25'."""
+    return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
+
+
+def listing(words: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    words = list(words)
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

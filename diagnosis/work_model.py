@@ -1,0 +1,234 @@
+"""How long the same work takes in each window: the calibration that the ledger rests on.
+
+Two numbers matter. `prefill_s_per_token` turns tokens that had to be computed again into seconds. `slow_factor` says how
+much longer a step with the *same* work took in the suspect window; it is judged at equal concurrency, so that a fuller
+batch is not mistaken for a slower machine, and against the scatter between halves of each window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
+
+MIN_LEVEL = 30
+"""Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
+FLOOR = 0.10
+"""Relative change of step time below which we do not speak of slower steps, whatever the scatter."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkModel:
+    """Calibration of a pair of windows.
+
+    prefill_s_per_token   s a computed prompt token adds (baseline speed); None where it cannot be fitted
+    decode_s_per_seq      s that one more running sequence adds to a step; None likewise
+    step_s                typical step with one sequence, s
+    slow_factor           suspect step time / baseline step time at equal work; 1.0 within the noise, None if unobservable
+    slow_raw, slow_noise  the ratio as measured, and the ratio's scatter between halves (relative)
+    source                steps | token gaps | mean gap per request | None
+    """
+
+    prefill_s_per_token: float | None
+    decode_s_per_seq: float | None
+    step_s: float | None
+    slow_factor: float | None
+    slow_raw: float | None
+    slow_noise: float | None
+    num_compared: int
+    source: str | None
+
+    def slow_share(self, *, suspect: bool) -> float:
+        """Share of engine time in this window that slower steps added over the faster window's speed."""
+        factor = self.slow_factor or 1.0
+        if suspect:
+            return max(0.0, 1.0 - 1.0 / factor)
+        return max(0.0, 1.0 - factor)
+
+
+def calibrate(base: Facts, suspect: Facts) -> WorkModel:
+    """Fit the model on both windows."""
+    raw, noise, compared, source = _slow_factor(base, suspect)
+    factor: float | None = None
+    if raw is not None:
+        significant = abs(np.log(raw)) > max(np.log1p(FLOOR), noise or 0.0)
+        factor = raw if significant else 1.0
+    per_seq, step = _decode_cost(base)
+    return WorkModel(_prefill_cost(base, suspect, factor or 1.0), per_seq, step, factor, raw, noise, compared, source)
+
+
+def running_at(requests: RequestFacts, worker: int, at_s: F64) -> F64:
+    """How many requests of this worker were decoding (first token seen, last token not yet) at each instant."""
+    mine = (requests.worker == worker) & np.isfinite(requests.first_token_s)
+    first = np.sort(requests.first_token_s[mine])
+    last = np.sort(np.where(np.isfinite(requests.last_token_s), requests.last_token_s, requests.end_s)[mine])
+    return (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
+
+
+def quiet_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
+    """(gap a token s, running sequences, instant) of gaps in which no request's prompt finished: pure decode steps."""
+    gaps = requests.gaps
+    if gaps is None or len(gaps.gap_s) == 0:
+        empty = np.empty(0)
+        return empty, empty, empty
+    per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
+    running = np.empty(len(per_token))
+    quiet = np.zeros(len(per_token), dtype=bool)
+    worker_of = requests.worker[gaps.request]
+    for worker in range(len(requests.worker_names)):
+        rows = worker_of == worker
+        at, start = gaps.at_s[rows], gaps.at_s[rows] - gaps.gap_s[rows]
+        mine = (requests.worker == worker) & np.isfinite(requests.first_token_s)
+        firsts = np.sort(requests.first_token_s[mine])
+        running[rows] = running_at(requests, worker, at - gaps.gap_s[rows] / 2)
+        quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, start, "right")
+    return per_token[quiet], running[quiet], gaps.at_s[quiet]
+
+
+def _slow_factor(base: Facts, suspect: Facts) -> tuple[float | None, float | None, int, str | None]:
+    if base.steps is not None and suspect.steps is not None:
+        found = _factor_from_steps(base.steps, suspect.steps)
+        if found is not None:
+            return found[0], found[1], found[2], "steps"
+    found = _factor_from_levels(quiet_gaps(base.requests), quiet_gaps(suspect.requests))
+    if found is not None:
+        return found[0], found[1], found[2], "token gaps"
+    found = _factor_from_levels(_mean_gaps(base.requests), _mean_gaps(suspect.requests))
+    if found is not None:
+        return found[0], found[1], found[2], "mean gap per request"
+    return None, None, 0, None
+
+
+def _mean_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
+    """(mean gap a token s, running sequences around its middle, middle) a request, where single gaps are not recorded."""
+    tokens = requests.get("output_tokens")
+    decode = requests.get("decode_s")
+    known = np.isfinite(tokens) & (tokens > 1) & np.isfinite(decode)
+    middle = np.where(known, (requests.first_token_s + requests.last_token_s) / 2, np.nan)
+    known &= np.isfinite(middle)
+    running = np.empty(len(requests))
+    for worker in range(len(requests.worker_names)):
+        mine = requests.worker == worker
+        running[mine] = running_at(requests, worker, middle[mine])
+    return (decode[known] / (tokens[known] - 1)), running[known], middle[known]
+
+
+def _factor_from_levels(base: tuple[F64, F64, F64], suspect: tuple[F64, F64, F64]) -> tuple[float, float, int] | None:
+    """Ratio of median step times at equal concurrency, its scatter between halves, and what was compared."""
+    ratio = _level_ratio(base[0], base[1], suspect[0], suspect[1])
+    if ratio is None:
+        return None
+    scatter = 0.0
+    for step, running, at in (base, suspect):
+        middle = np.median(at)
+        early, late = at <= middle, at > middle
+        halves = _level_ratio(step[early], running[early], step[late], running[late])
+        if halves is not None:
+            scatter = max(scatter, abs(float(np.log(halves[0]))))
+    return ratio[0], 2 * scatter, ratio[1]
+
+
+def _level_ratio(step_a: F64, level_a: F64, step_b: F64, level_b: F64) -> tuple[float, int] | None:
+    logs, weights = [], []
+    levels_a, levels_b = np.round(level_a), np.round(level_b)
+    for level in np.intersect1d(np.unique(levels_a), np.unique(levels_b)):
+        a, b = step_a[levels_a == level], step_b[levels_b == level]
+        if len(a) >= MIN_LEVEL and len(b) >= MIN_LEVEL and np.median(a) > 0 and np.median(b) > 0:
+            logs.append(np.log(np.median(b) / np.median(a)))
+            weights.append(min(len(a), len(b)))
+    if not logs:
+        return None
+    return float(np.exp(np.average(logs, weights=weights))), int(np.sum(weights))
+
+
+def step_design(steps: StepFacts) -> tuple[F64, F64]:
+    """(duration, [1, prefill tokens, decode tokens, context tokens?]) of the steps that know them."""
+    prefill, decode = steps.get("prefill_tokens"), steps.get("decode_tokens")
+    known = np.isfinite(steps.duration_s) & (steps.duration_s > 0) & np.isfinite(prefill) & np.isfinite(decode)
+    columns = [np.ones(int(known.sum())), prefill[known], decode[known]]
+    return steps.duration_s[known], np.stack(columns, axis=1) if columns else np.empty((0, 3))
+
+
+def _factor_from_steps(base: StepFacts, suspect: StepFacts) -> tuple[float, float, int] | None:
+    duration_b, work_b = step_design(base)
+    duration_s, work_s = step_design(suspect)
+    if len(duration_b) < 3 * MIN_LEVEL or len(duration_s) < 3 * MIN_LEVEL:
+        return None
+    coefficients = fit_nonnegative(work_b, duration_b)
+    inside = np.all(work_s <= work_b.max(axis=0), axis=1)
+    if inside.sum() < MIN_LEVEL:
+        return None
+    predicted_b, predicted_s = work_b @ coefficients, work_s[inside] @ coefficients
+    if np.median(predicted_b) <= 0:
+        return None
+    ratio_b = duration_b / np.maximum(predicted_b, 1e-9)
+    ratio_s = duration_s[inside] / np.maximum(predicted_s, 1e-9)
+    factor = float(np.median(ratio_s) / np.median(ratio_b))
+    scatter = 0.0
+    for ratios in (ratio_b, ratio_s):
+        half = len(ratios) // 2
+        scatter = max(scatter, abs(float(np.log(np.median(ratios[:half]) / np.median(ratios[half:])))))
+    return factor, 2 * scatter, int(inside.sum())
+
+
+def fit_nonnegative(design: F64, target: F64) -> F64:
+    """Least squares with coefficients kept at 0 or above (columns that turn negative are left out, then refitted)."""
+    active = np.ones(design.shape[1], dtype=bool)
+    coefficients = np.zeros(design.shape[1])
+    while active.any():
+        solution = np.linalg.lstsq(design[:, active], target, rcond=None)[0]
+        if (solution >= 0).all():
+            coefficients[active] = solution
+            break
+        columns = np.flatnonzero(active)
+        active[columns[solution < 0]] = False
+    return coefficients
+
+
+def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
+    """Seconds a computed prompt token adds, at the faster window's speed."""
+    if base.steps is not None:
+        duration, work = step_design(base.steps)
+        if len(duration) >= 3 * MIN_LEVEL and np.ptp(work[:, 1]) > 0:
+            fitted = float(fit_nonnegative(work, duration)[1])
+            if fitted > 0:
+                return fitted
+    designs, targets = [], []
+    for facts, speed in ((base, 1.0), (suspect, factor)):
+        r = facts.requests
+        prefill, computed = r.get("prefill_s"), r.get("computed_tokens")
+        known = np.isfinite(prefill) & np.isfinite(computed) & np.isfinite(r.scheduled_s)
+        if not known.any():
+            continue
+        running = np.zeros(len(r))
+        for worker in range(len(r.worker_names)):
+            mine = (r.worker == worker) & known
+            running[mine] = running_at(r, worker, r.scheduled_s[mine])
+        designs.append(np.stack([np.ones(int(known.sum())), computed[known], running[known]], axis=1))
+        targets.append(prefill[known] / speed)
+    if not designs or sum(map(len, targets)) < 3 * MIN_LEVEL:
+        return None
+    design, target = np.concatenate(designs), np.concatenate(targets)
+    if np.ptp(design[:, 1]) == 0:
+        return None
+    fitted = float(fit_nonnegative(design, target)[1])
+    return fitted if fitted > 0 else None
+
+
+def _decode_cost(base: Facts) -> tuple[float | None, float | None]:
+    """(s one more sequence adds to a step, s of a step with one sequence), from the baseline."""
+    if base.steps is not None:
+        duration, work = step_design(base.steps)
+        if len(duration) >= 3 * MIN_LEVEL and np.ptp(work[:, 2]) > 0:
+            fixed, _, per_seq = fit_nonnegative(work, duration)
+            return float(per_seq), float(fixed + per_seq)
+    step, running, _ = quiet_gaps(base.requests)
+    if len(step) < MIN_LEVEL:
+        step, running, _ = _mean_gaps(base.requests)
+    if len(step) < 3 * MIN_LEVEL:
+        return None, (float(np.median(step)) if len(step) else None)
+    keep = step <= np.quantile(step, 0.95)
+    fixed, per_seq = fit_nonnegative(np.stack([np.ones(int(keep.sum())), running[keep]], axis=1), step[keep])
+    return float(per_seq), float(fixed + per_seq)
