@@ -23,6 +23,9 @@ from engine_probe.json_errors import document_error, line_error
 from engine_probe.row_errors import invalid_rows
 from engine_probe.schema import arrow_schema
 
+RUN_ROWS = 512
+"""Rows turned at a time: their values stay in the processor's cache between the two passes over them."""
+
 _TYPES: dict[str, Any] = {
     "string": str,
     "int64": int,
@@ -105,12 +108,15 @@ def rows_to_table(kind: str, rows: Sequence[msgspec.Struct]) -> pa.Table:
     schema = arrow_schema(kind)
     if not rows:
         return schema.empty_table()
-    columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
-    arrays = [
-        column_array(kind, column, values, field.type)
-        for column, values, field in zip(KINDS[kind], columns, schema, strict=True)
-    ]
-    return pa.table(arrays, schema=schema)
+    runs = []
+    for start in range(0, len(rows), RUN_ROWS):
+        columns = zip(*map(msgspec.structs.astuple, rows[start : start + RUN_ROWS]), strict=True)
+        arrays = [
+            column_array(kind, column, values, field.type, start)
+            for column, values, field in zip(KINDS[kind], columns, schema, strict=True)
+        ]
+        runs.append(pa.record_batch(arrays, schema=schema))
+    return pa.Table.from_batches(runs).combine_chunks()
 
 
 @cache

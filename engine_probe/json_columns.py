@@ -18,14 +18,16 @@ from engine_probe.row_errors import expectation, invalid_rows
 _RANGES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
 
 
-def column_array(kind: str, column: Column, values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """`values` (one a row, None where unknown) as an array of type `target`. Raises InvalidRows naming the row."""
+def column_array(
+    kind: str, column: Column, values: tuple[Any, ...], target: pa.DataType, first_row: int = 0
+) -> pa.Array:
+    """`values` (one a row from `first_row`, None where unknown) as an array. Raises InvalidRows naming the row."""
     if values == (None,) * len(values):
         return pa.nulls(len(values), target)
     try:
         return _array(column, values, target)
     except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeError) as error:
-        raise _misfit(kind, column, values) from error
+        raise _misfit(kind, column, values, first_row) from error
 
 
 def _array(column: Column, values: Sequence[Any], target: pa.DataType) -> pa.Array:
@@ -66,9 +68,9 @@ def _struct_array(values: Sequence[Any], target: pa.DataType) -> pa.StructArray:
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 
 
-def _misfit(kind: str, column: Column, values: Sequence[Any]) -> Exception:
+def _misfit(kind: str, column: Column, values: Sequence[Any], first_row: int) -> Exception:
     """The refusal of the first value that its type cannot hold."""
-    for row, value in enumerate(values):
+    for row, value in enumerate(values, start=first_row):
         for scalar, type_ in _scalars(column, value):
             low, high = _RANGES.get(type_, (None, None))
             if low is not None and isinstance(scalar, int) and not low <= scalar <= high:  # type: ignore[operator]

@@ -89,7 +89,7 @@ def _row_error(kind: str, row: int, rest: str, content: Any, what: str, place: s
         except (LookupError, TypeError):
             break
     shown = msgspec.json.encode(value).decode("utf-8", "replace")
-    problem = f"is {shown[:120]}" + (f" at {inner}" if inner else "")
+    problem = f"is {shown[:120]}" + (f" at {inner}" if re.fullmatch(r"(\[\d+\]|\.\w+)+", inner) else "")
     return invalid_rows(
         problem if what.startswith("Expected") else f"{problem} ({what})",
         kind=kind,
