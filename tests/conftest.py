@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -14,6 +14,17 @@ from tests.servers import Postgres, running_postgres
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _database_number = itertools.count()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under KVSCOPE_REQUIRE_SERVERS=1 a server test that was skipped, for whatever reason, has failed."""
+    report = yield
+    if report.skipped and os.environ.get("KVSCOPE_REQUIRE_SERVERS") == "1" and item.get_closest_marker("server"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"server test skipped under KVSCOPE_REQUIRE_SERVERS=1: {reason}"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,34 @@
+# Each target does its own set-up in .venv; only make and Python >= 3.11 are needed. Another Python: make PYTHON=... test
+
+PYTHON ?= python3
+STAGE := sh .ci/stage
+BIN := .venv/bin
+
+export PYTHON
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test bench clean
+
+help:
+	@echo "make demo    two recordings of a real vLLM, diagnosed: which cause owns how much of the P99 (ends by itself)"
+	@echo "make test    style, types, layers and every test that can run here"
+	@echo "make bench   what starting the command costs, beside a bare python (the other benchmarks: bench/README.md)"
+	@echo "make clean   remove what the targets made"
+
+demo:
+	@$(STAGE) "set-up" sh .ci/venv service
+	@$(STAGE) "demo" $(BIN)/kvscope demo
+
+test:
+	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "style" sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'
+	@$(STAGE) "types" $(BIN)/mypy
+	@$(STAGE) "layers" $(BIN)/lint-imports
+	@$(STAGE) "tests" $(BIN)/python -m pytest --durations=10 $(ARGS)
+
+bench:
+	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "start-up" $(BIN)/python bench/startup.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-out build dist
