@@ -173,6 +173,15 @@ class KvEventDecoder:
                 self.counts.unknown_events += 1
         return Fed(len(self._columns["at_ns"]) - before, gap, restarted)
 
+    def restart(self, worker: str, rank: int, at_ns: int) -> None:
+        """Somebody knows that this publisher is a new process: forget its blocks, its sequence begins at 0.
+
+        Needed where the new process' sequence has already passed the former one's, so that it does not fall.
+        """
+        stream = self._streams.get((worker, rank))
+        if stream is not None and stream.last_seq >= 0:
+            self._restart(stream, 0, at_ns)
+
     def drain(self) -> dict[str, pa.Table]:
         """Rows since the last call, kind -> table of the full schema; kinds without rows are absent."""
         import pyarrow as pa

@@ -1,0 +1,129 @@
+"""Asks the engine's HTTP port, and turns every way in which that can go wrong into a sentence that helps.
+
+Foreign exceptions (httpx, TLS) end here: callers see EngineUnreachable (nobody answers, or not in time), UnknownFormat
+(somebody else answers) and UsageError (the address or a key is wrong).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import msgspec
+
+from engine_probe.errors import EngineUnreachable, ProbeError, UnknownFormat, UsageError
+
+TIMEOUT_S = 5.0
+MAX_BODY_BYTES = 32 << 20
+
+
+def normalise_url(text: str) -> str:
+    """`host:port`, `http://host:port/`, `.../metrics`, `.../v1` -> `http://host:port`. Raises UsageError."""
+    url = text.strip()
+    if "://" not in url:
+        url = "http://" + url
+    url = re.sub(r"/(metrics|v1|health)/?$", "", url.rstrip("/"))
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{text!r} is not an address: {error}. Expected http://host:port.", url=text) from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"{text!r} is not an HTTP address. Expected http://host:port of the engine.", url=text)
+    return str(parsed).rstrip("/")
+
+
+class EngineClient:
+    """GETs of one engine. Not for use by several threads at once."""
+
+    def __init__(
+        self, url: str, *, key: str | None = None, verify: bool | str = True, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.url = normalise_url(url)
+        self._timeout_s = timeout_s
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(timeout=timeout_s, verify=verify, headers=headers, follow_redirects=False)
+
+    @property
+    def host(self) -> str:
+        """The engine's host as the address names it, IPv6 without brackets."""
+        return httpx.URL(self.url).host
+
+    def close(self) -> None:
+        self._client.close()
+
+    def metrics(self) -> tuple[bytes, str | None]:
+        """Body and content type of /metrics."""
+        response = self._get("/metrics")
+        if response.status_code in (401, 403):
+            raise UsageError(
+                f"{self.url}/metrics answers {response.status_code}: it wants a key. Give it with --engine-key or "
+                "KVSCOPE_ENGINE_KEY.",
+                url=self.url,
+            )
+        if response.status_code == 404:
+            raise UnknownFormat(
+                f"{self.url} answers, but has no /metrics. Is this the engine's HTTP port? "
+                "(llama-server needs --metrics, SGLang --enable-metrics.)",
+                url=self.url,
+            )
+        if 300 <= response.status_code < 400:
+            target = response.headers.get("location", "elsewhere")
+            raise UnknownFormat(f"{self.url}/metrics redirects to {target}; give that address instead.", url=self.url)
+        if response.status_code >= 500:
+            raise EngineUnreachable(
+                f"{self.url}/metrics answers {response.status_code}: the server is up, but its engine may not be.",
+                url=self.url,
+                is_timeout=False,
+            )
+        if response.status_code != 200:
+            raise UnknownFormat(f"{self.url}/metrics answers {response.status_code}; expected 200.", url=self.url)
+        return response.content, response.headers.get("content-type")
+
+    def json(self, path: str) -> Any:
+        """The JSON that `path` answers, or None where it does not answer 200 with JSON (an older release, a key)."""
+        try:
+            response = self._get(path)
+            return msgspec.json.decode(response.content) if response.status_code == 200 else None
+        except (ProbeError, msgspec.MsgspecError):
+            return None
+
+    def _get(self, path: str) -> httpx.Response:
+        url = self.url
+        try:
+            with self._client.stream("GET", url + path) as response:
+                body = bytearray()
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        raise UnknownFormat(
+                            f"{url}{path} sent more than {MAX_BODY_BYTES >> 20} MiB; is it an engine?", url=url
+                        )
+                headers = {k: v for k, v in response.headers.items() if k in ("content-type", "location")}
+                return httpx.Response(response.status_code, headers=headers, content=bytes(body))
+        except httpx.TimeoutException as error:
+            raise EngineUnreachable(
+                f"{url} did not answer within {self._timeout_s:g} s. It may be overloaded, or behind a firewall.",
+                url=url,
+                is_timeout=True,
+            ) from error
+        except httpx.HTTPError as error:
+            raise EngineUnreachable(_why(url, error), url=url, is_timeout=False) from error
+
+
+def _why(url: str, error: httpx.HTTPError) -> str:
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            f"{url} shows a certificate that this machine does not trust ({text}). Give its authority with --ca FILE, "
+            "or --insecure for a test."
+        )
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text or "wrong version number" in text:
+        return f"{url} does not speak TLS; use {url.replace('https://', 'http://', 1)}."
+    if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://"):
+        return (
+            f"{url} does not speak plain HTTP ({text}). If it speaks TLS, use {url.replace('http://', 'https://', 1)}."
+        )
+    if "Name or service not known" in text or "nodename nor servname" in text or "name resolution" in text:
+        return f"The name in {url} is not known here ({text}). Check the spelling, or use the address."
+    return f"Nothing answers at {url} ({text or type(error).__name__}). Is the engine up, and is this its HTTP port?"
