@@ -1,24 +1,32 @@
 """`kvscope import PATH --run NAME`: bring what was recorded into the store, as the run NAME.
 
-Invariant: the identity of a chunk is (source "import", digest of content, run and options, number of the chunk), so that
-importing the same thing again under the same name adds nothing, and another name makes another run.
+Invariants: nothing is stored before the whole of PATH was read and judged, so a half file leaves no half run. The identity
+of a chunk is (source "import", digest of content, run and options, number of the chunk): importing the same thing again
+under the same name adds nothing, an import that was interrupted is completed, and another name makes another run.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from engine_probe.readers.source import Notes, Source
+    from engine_probe.readers.source import Notes, ReadOptions, Source
     from store.interface import Store
+
+SOURCE = "import"
+_NO_FUTURE_NS = (1 << 63) - 1 - 2 * 86_400_000_000_000  # a recording may come from a machine whose clock is ahead
 
 
 def register(app: typer.Typer) -> None:
@@ -29,13 +37,17 @@ def register(app: typer.Typer) -> None:
         path: Annotated[
             Path, typer.Argument(help="Recording folder, Mooncake trace, Prometheus text, NDJSON or Parquet events.")
         ],
-        run: Annotated[str, typer.Option("--run", help="Name of the run: tags every row, and names the window later.")],
+        run: Annotated[str, typer.Option("--run", help="Name of the run: tags every row, and is a window by itself.")],
         store: StoreOption = DEFAULT_STORE,
-        salt: Annotated[str | None, typer.Option(help="Key of the chain hash for token ids in KV events.")] = None,
+        salt: Annotated[
+            str | None, typer.Option(help="Key of the chain hash for token ids in KV events (1 to 64 bytes).")
+        ] = None,
         worker: Annotated[str | None, typer.Option(help="Worker name where the source names none.")] = None,
         start: Annotated[
             str | None,
-            typer.Option(help="Instant at which a trace with relative times begins, or of a page without time."),
+            typer.Option(
+                help="Instant at which a trace with relative times begins, or of a page without time (ISO 8601)."
+            ),
         ] = None,
         json: JsonOption = False,
     ) -> None:
@@ -51,41 +63,120 @@ def register(app: typer.Typer) -> None:
         start_ns = None if start is None else _instant_ns(start)
         options = ReadOptions(RECORDINGS_SALT if salt is None else salt.encode(), worker, start_ns, start_ns)
         source = open_source(path)
-        target = open_store(store)
+        progress = _Progress()
         try:
-            summary = import_source(source, target, run, options, progress=say)
+            # Read first: a file that cannot be read must not even make a store.
+            with tempfile.TemporaryFile() as file:
+                staged = stage(source, run, options, file, progress)
+                target = open_store(store)
+                try:
+                    summary = append(staged, target, progress)
+                finally:
+                    target.close()
         finally:
-            target.close()
+            progress.end()
         if json:
             emit_json({"path": str(path), "store": store, **summary})
         else:
             emit(_text(summary, store))
 
 
-def import_source(
-    source: Source, store: Store, run: str, options: Any, progress: Any = lambda text: None
-) -> dict[str, Any]:
-    """Append every chunk of `source` under the run's name; returns what was imported (rows by kind, windows, left out)."""
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A source that was read whole: its chunks as Arrow in a file, and what is to be said about it."""
+
+    file: IO[bytes]
+    sizes: list[int]
+    epoch: str
+    run: str
+    format: str
+    rows: dict[str, int]
+    span: tuple[int, int] | None
+    notes: Notes
+
+
+def import_source(source: Source, store: Store, run: str, options: ReadOptions) -> dict[str, Any]:
+    """Import `source` as the run `run`; returns the summary that `--json` prints. Raises UnknownFormat, InvalidRows."""
+    with tempfile.TemporaryFile() as file:
+        return append(stage(source, run, options, file), store)
+
+
+def stage(
+    source: Source, run: str, options: ReadOptions, file: IO[bytes], progress: Callable[[str], None] = lambda text: None
+) -> Staged:
+    """Read every chunk, judge its rows, tag them with the run, and put them into `file`."""
     from hashlib import blake2b
 
+    from engine_probe.codec import encode_arrow
     from engine_probe.readers.source import Notes, digest
-    from store.interface import Batch, BatchId
+    from engine_probe.validate import validate
 
     notes = Notes()
     identity = f"{digest(source.files)} run={run} {options.text()}"
-    epoch = blake2b(identity.encode(), digest_size=16).hexdigest()
+    sizes: list[int] = []
     rows: dict[str, int] = {}
-    num_chunks = duplicates = total = 0
-    for seq, tables in enumerate(source.chunks(options, notes)):
-        tagged = {kind: _tag(table, run) for kind, table in tables.items()}
-        receipt = store.append(Batch(tagged, BatchId("import", epoch, seq), source="import"))
-        num_chunks += 1
-        duplicates += receipt.duplicate
+    spans: list[tuple[int, int]] = []
+    for tables in source.chunks(options, notes):
+        tagged = {kind: _tag(table, run) for kind, table in tables.items() if table.num_rows}
         for kind, table in tagged.items():
+            validate(kind, table, _NO_FUTURE_NS)
             rows[kind] = rows.get(kind, 0) + table.num_rows
-            total += table.num_rows
-        progress(f"{source.format}: {total} rows read")
-    return _summary(source, notes, run, rows, num_chunks, duplicates)
+            spans.append(_span(table, "arrival_ns" if kind == "request" else "at_ns"))
+        if tagged:
+            sizes.append(file.write(encode_arrow(tagged)))
+        progress(f"reading {source.format}: {sum(rows.values()):,} rows")
+    span = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
+    epoch = blake2b(identity.encode(), digest_size=16).hexdigest()
+    return Staged(file, sizes, epoch, run, source.format, rows, span, notes)
+
+
+def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Commit the staged chunks; returns the summary: rows by kind, windows, what was left out."""
+    from store.interface import Batch, BatchId
+
+    num_duplicates = 0
+    for seq, tables in enumerate(_staged_chunks(staged)):
+        receipt = store.append(Batch(tables, BatchId(SOURCE, staged.epoch, seq), source=SOURCE))
+        num_duplicates += receipt.duplicate
+        progress(f"storing: {seq + 1} of {len(staged.sizes)} chunks")
+    return {
+        "run": staged.run,
+        "format": staged.format,
+        "rows": staged.rows,
+        "already_imported": bool(staged.sizes) and num_duplicates == len(staged.sizes),
+        "start_ns": None if staged.span is None else staged.span[0],
+        "end_ns": None if staged.span is None else staged.span[1],
+        "windows": [{"name": w.name, "start_ns": w.start_ns, "end_ns": w.end_ns} for w in staged.notes.windows],
+        "left_out": staged.notes.left_out,
+        "facts": staged.notes.facts,
+    }
+
+
+class _Progress:
+    """One line on stderr: rewritten in place on a terminal, silent elsewhere but for the first line of each stage."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        if self._is_terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif text.split(":")[0] != self._stage:
+            print(text, file=sys.stderr)
+        self._stage = text.split(":")[0]
+
+    def end(self) -> None:
+        if self._is_terminal and self._stage:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _staged_chunks(staged: Staged) -> Iterator[dict[str, pa.Table]]:
+    from engine_probe.codec import decode_arrow
+
+    staged.file.seek(0)
+    for size in staged.sizes:
+        yield decode_arrow(staged.file.read(size)).tables
 
 
 def _tag(table: pa.Table, run: str) -> pa.Table:
@@ -96,43 +187,43 @@ def _tag(table: pa.Table, run: str) -> pa.Table:
     return table.set_column(position, table.schema.field(position), column)
 
 
-def _summary(
-    source: Source, notes: Notes, run: str, rows: dict[str, int], num_chunks: int, duplicates: int
-) -> dict[str, Any]:
-    return {
-        "run": run,
-        "format": source.format,
-        "rows": rows,
-        "already_imported": num_chunks > 0 and duplicates == num_chunks,
-        "windows": [{"name": w.name, "start_ns": w.start_ns, "end_ns": w.end_ns} for w in notes.windows],
-        "left_out": notes.left_out,
-        "facts": notes.facts,
-    }
+def _span(table: pa.Table, column: str) -> tuple[int, int]:
+    import pyarrow.compute as pc
+
+    edges = pc.min_max(table.column(column))
+    return edges["min"].as_py(), edges["max"].as_py()
 
 
 def _text(summary: dict[str, Any], store: str) -> str:
     counts = ", ".join(f"{count:,} {kind}" for kind, count in summary["rows"].items()) or "no rows"
     if summary["already_imported"]:
-        lines = [f"Run {summary['run']} had this {summary['format']} already ({counts}); nothing was added."]
+        lines = [f"Run {summary['run']} held this {summary['format']} already ({counts}); nothing was added."]
     else:
         lines = [f"Imported a {summary['format']} as run {summary['run']}: {counts}."]
     for window in summary["windows"]:
         seconds = (window["end_ns"] - window["start_ns"]) / 1e9
-        lines.append(f"  window {window['name']}: {seconds:.1f} s")
+        lines.append(f"  window {window['name']}: {seconds:.1f} s from {_iso(window['start_ns'])}")
     lines += [f"  left out: {text}" for text in summary["left_out"]]
-    lines.append(f"Next: kvscope diagnose --store {store} --baseline RUN --suspect {summary['run']}")
+    where = "" if store == DEFAULT_STORE else f" --store {store}"
+    lines.append(f"Next: kvscope diagnose{where} --baseline RUN --suspect {summary['run']}")
     return "\n".join(lines)
+
+
+def _iso(at_ns: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _instant_ns(text: str) -> int:
     """ISO 8601 (with zone; without one it is UTC) or nanoseconds since 1970 -> ns."""
     from datetime import UTC, datetime
 
-    if text.isascii() and text.isdigit() and len(text) >= 18:
+    if text.isascii() and text.isdigit() and 18 <= len(text) <= 19:
         return int(text)
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{text!r} is no instant; give one like 2026-11-29T13:20:00Z.") from error
+        raise UsageError(f"--start {text!r} is no instant; give one like 2026-11-29T13:20:00Z.") from error
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return int(at.timestamp()) * 1_000_000_000 + at.microsecond * 1_000
+    return int(at.replace(microsecond=0).timestamp()) * 1_000_000_000 + at.microsecond * 1_000

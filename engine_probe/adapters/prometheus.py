@@ -75,13 +75,15 @@ class PageParser:
         self._max_bytes = max_bytes
         self._max_samples = max_samples
         self._series: dict[str, Series] = {}
+        self._comments: dict[str, tuple[str, str, str] | None] = {}
 
     def parse(self, page: str | bytes, content_type: str | None = None) -> Page:
         """Read one page. Raises UnknownFormat, naming the line, where the text is not a Prometheus page."""
         text = self._text(page)
         is_openmetrics = "openmetrics" in (content_type or "") or text.rstrip().endswith("# EOF")
-        if len(self._series) > MAX_REMEMBERED_SERIES:
+        if len(self._series) + len(self._comments) > MAX_REMEMBERED_SERIES:
             self._series.clear()
+            self._comments.clear()
         samples: list[Sample] = []
         types: dict[str, str] = {}
         helps: dict[str, str] = {}
@@ -98,7 +100,13 @@ class PageParser:
             elif ended:
                 raise _wrong(number, line, "text after '# EOF'")
             elif line.startswith("#"):
-                ended = _comment(line, number, types, helps) and is_openmetrics
+                if line not in self._comments:
+                    self._comments[line] = _comment(line, number)
+                told = self._comments[line]
+                if told is not None:
+                    (types if told[0] == "TYPE" else helps)[told[1]] = told[2]
+                elif is_openmetrics and line.rstrip() == "# EOF":
+                    ended = True
             else:
                 samples.append(self._sample(line, number, is_openmetrics))
             if len(samples) > self._max_samples:
@@ -216,14 +224,12 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[0]), text)
 
 
-def _comment(line: str, number: int, types: dict[str, str], helps: dict[str, str]) -> bool:
-    """Take in a HELP or TYPE line; True for `# EOF`. Any other comment is tolerated."""
+def _comment(line: str, number: int) -> tuple[str, str, str] | None:
+    """(HELP or TYPE, family, text) of such a line; None for any other comment, which is tolerated."""
     words = line.split(None, 3)
-    if len(words) >= 3 and words[0] == "#" and words[1] == "TYPE":
-        kind = words[3].strip() if len(words) > 3 else ""
-        if kind not in _TYPES:
-            raise _wrong(number, line, f"unknown type {kind!r}")
-        types[words[2]] = kind
-    elif len(words) >= 3 and words[0] == "#" and words[1] == "HELP":
-        helps[words[2]] = _unescape(words[3]) if len(words) > 3 else ""
-    return line.rstrip() == "# EOF"
+    if len(words) < 3 or words[0] != "#" or words[1] not in ("HELP", "TYPE"):
+        return None
+    text = words[3] if len(words) > 3 else ""
+    if words[1] == "TYPE" and text.strip() not in _TYPES:
+        raise _wrong(number, line, f"unknown type {text.strip()!r}")
+    return words[1], words[2], text.strip() if words[1] == "TYPE" else _unescape(text)

@@ -15,6 +15,8 @@ from typing import Any, Final
 from engine_probe.adapters.prometheus import MAX_REMEMBERED_SERIES, Page, Series
 
 ENGINE: Final = "vllm"
+DROPPED_PREFIXES: Final = ("python_", "http_")
+"""Series of the interpreter and of the web framework on the same page: they say nothing about the engine."""
 
 CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "requests_running": ("num_requests_running",),
@@ -127,7 +129,7 @@ def normalise_request_id(engine_id: str) -> str:
 class SampleMapper:
     """Turns pages of one instance into `sample` rows; remembers each series' mapping from page to page."""
 
-    def __init__(self, worker: str | None, *, drop_prefixes: tuple[str, ...] = ("python_",)) -> None:
+    def __init__(self, worker: str | None, *, drop_prefixes: tuple[str, ...] = DROPPED_PREFIXES) -> None:
         self._worker = worker
         self._drop_prefixes = drop_prefixes
         self._mapped: dict[Series, tuple[str, Mapping[str, str], str | None] | None] = {}

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_probe.adapters import vllm
-from engine_probe.adapters.facts import WorkerFacts
 from engine_probe.adapters.geometry import SAFE_FLAGS, startup_facts
 from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.adapters.otlp import decode_traces
 from engine_probe.adapters.prometheus import PageParser
-from engine_probe.adapters.thinning import Row, Thinner
+from engine_probe.adapters.thinning import Row
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
 from engine_probe.readers.lines import json_lines, text_lines
 from engine_probe.readers.source import CHUNK_ROWS, FoundWindow, Notes, ReadOptions
-from engine_probe.schema import arrow_schema, table_from_rows
+from engine_probe.readers.scrapes import ScrapeTarget, sample_table
+from engine_probe.schema import table_from_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +140,10 @@ class Recording:
             body = _base64(message["body_b64"], where)
             if message.get("content_encoding") == "gzip":
                 body = _gunzip(body, where)
-            result = decode_traces(body, str(message["content_type"]), int(message["at_ns"]))
+            try:
+                result = decode_traces(body, str(message["content_type"]), _instant(message["at_ns"], where))
+            except UnknownFormat as error:
+                raise UnknownFormat(f"{where}: {error.message}", line=number) from error
             ignored += result.num_ignored
             for row in result.rows["request"]:
                 phase = self._phases.get(row["request_id"])
@@ -154,37 +157,27 @@ class Recording:
             yield {"request": table_from_rows("request", rows[start : start + CHUNK_ROWS])}
 
     def _metrics(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
-        targets: dict[str, tuple[PageParser, vllm.SampleMapper, Thinner]] = {}
-        facts = WorkerFacts()
-        rows: list[Row] = []
-        failed = read = 0
+        targets: dict[str, ScrapeTarget] = {}
+        failed = 0
         for number, scrape in json_lines(path, ("at_ns", "worker", "status", "text")):
-            worker, at_ns = str(scrape["worker"]), int(scrape["at_ns"])
+            worker, at_ns = str(scrape["worker"]), _instant(scrape["at_ns"], f"{path.name}, line {number}")
             if scrape["status"] != 200:
                 failed += 1
                 continue
-            if worker not in targets:
-                targets[worker] = (PageParser(), vllm.SampleMapper(worker), Thinner())
-            parser, mapper, thinner = targets[worker]
+            target = targets.setdefault(worker, ScrapeTarget(worker))
             try:
-                page = parser.parse(scrape["text"])
+                target.take(scrape["text"], at_ns)
             except UnknownFormat as error:
                 raise UnknownFormat(f"{path.name}, line {number}: {error.message}", line=number) from error
-            mapped = mapper.rows(page, at_ns)
-            read += len(mapped)
-            rows += thinner.thin(mapped)
-            for rank, labels in vllm.cache_config(page).items():
-                changed = facts.observe(vllm.worker_name(worker, rank), vllm.cache_config_facts(labels), at_ns)
-                if "mark" in changed:
-                    yield {kind: table_from_rows(kind, found) for kind, found in changed.items()}
-            if len(rows) >= CHUNK_ROWS:
-                yield {"sample": sample_table(rows)}
-                rows = []
-        for _, _, thinner in targets.values():
-            rows += thinner.flush()
-        if rows:
-            yield {"sample": sample_table(rows)}
-        notes.facts["samples_read"] = read
+            # The first sight of a worker's settings went into its row already.
+            target.slow["worker"] = target.slow["worker"] if target.slow["mark"] else []
+            if len(target.rows) >= CHUNK_ROWS:
+                yield target.drain()
+        for target in targets.values():
+            target.finish()
+            if tables := target.drain():
+                yield tables
+        notes.facts["samples_read"] = sum(target.num_read for target in targets.values())
         if failed:
             notes.left_out.append(f"metrics: {failed} scrapes that the engine did not answer with 200")
         if self._engine != vllm.ENGINE:
@@ -200,7 +193,8 @@ class Recording:
             where = f"{path.name}, line {number}"
             payload = _base64(message["payload_b64"], where)
             try:
-                fed = decoder.feed(str(message["worker"]), int(message["seq"]), payload, int(message["at_ns"]))
+                seq, at_ns = _instant(message["seq"], where), _instant(message["at_ns"], where)
+                fed = decoder.feed(str(message["worker"]), seq, payload, at_ns)
             except UnknownFormat as error:
                 raise UnknownFormat(f"{where}: {error.message}", line=number) from error
             pending += fed.num_rows
@@ -213,35 +207,22 @@ class Recording:
 
     def _host(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
         rows: list[Row] = []
+        labels: dict[str, dict[str, str]] = {}
         for _, row in json_lines(path, ("at_ns", "cpu_busy")):
             for part, value in row.items():
                 if part != "at_ns" and isinstance(value, int | float):
                     name = "cpu_util" if part == "cpu_busy" else f"cpu_util_{part}"
-                    rows.append((None, int(row["at_ns"]), name, {"wire": part}, float(value)))
+                    rows.append(
+                        (
+                            None,
+                            _instant(row["at_ns"], path.name),
+                            name,
+                            labels.setdefault(part, {"wire": part}),
+                            float(value),
+                        )
+                    )
         if rows:
             yield {"sample": sample_table(rows)}
-
-
-def sample_table(rows: list[Row]) -> pa.Table:
-    """(worker, at_ns, name, labels, value) rows -> `sample` table of the full schema."""
-    import pyarrow as pa
-
-    schema = arrow_schema("sample")
-    workers, instants, names, labels, values = zip(*rows, strict=True)
-    columns = {
-        "worker": workers,
-        "at_ns": instants,
-        "name": names,
-        "labels": [list(pairs.items()) for pairs in labels],
-        "value": values,
-    }
-    return pa.table(
-        [
-            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(rows), field.type)
-            for field in schema
-        ],
-        schema=schema,
-    )
 
 
 def _scenario(path: Path) -> dict[str, Any]:
@@ -254,6 +235,8 @@ def _scenario(path: Path) -> dict[str, Any]:
     workers = scenario.get("workers")
     if workers is not None and not (isinstance(workers, list) and all(isinstance(w, str) for w in workers)):
         raise UnknownFormat(f"{path.name}: 'workers' is not a list of names.")
+    if type(scenario.get("start_ns")) is not int:
+        raise UnknownFormat(f"{path.name} has no 'start_ns' (ns since 1970): this is not a recording's scenario.")
     return scenario
 
 
@@ -304,6 +287,12 @@ def _mark(
     mark: str, at_ns: int, subject: str, text: str, attrs: dict[str, str], worker: str | None = None
 ) -> dict[str, Any]:
     return {"mark": mark, "at_ns": at_ns, "subject": subject, "text": text, "attrs": attrs, "worker": worker}
+
+
+def _instant(value: Any, where: str) -> int:
+    if type(value) is not int:
+        raise UnknownFormat(f"{where}: {value!r} is no instant in ns.")
+    return value
 
 
 def _dict(value: Any) -> dict[str, Any]:
