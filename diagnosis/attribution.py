@@ -1,48 +1,38 @@
 """Attribution: how many seconds of the change of a quantile each cause owns, as Shapley values that sum to it.
 
-Idea: put causes back to baseline one coalition at a time and read the quantile again. v(S) is the quantile of the suspect
-window in which every cause outside S has its baseline size at the same rank (a request in the worst 3 % of queueing gets
-what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's row is its Shapley
-value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the causes fall together
-on the same requests; it is a row of its own, `dependence`.
+Idea: put causes back to baseline one coalition at a time and read the quantile again. v(S) is the quantile of the
+suspect window in which every cause outside S has its baseline size at the same rank (a request in the worst 3 % of
+queueing gets what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's row
+is its Shapley value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the
+causes fall together on the same requests; it is a row of its own, `dependence`.
 
-Invariant: rows + dependence = quantile(suspect) - quantile(baseline), for the mean (dependence 0) and the expected shortfall
-too. Identical windows give exact zeros.
-Source: Shapley 1953; rank matching as in Ruschendorf 2009 (distributional transform). Why not Euler: docs/method.md.
+Invariant: rows + dependence = quantile(suspect) - quantile(baseline); the same for the mean (dependence 0) and for the
+expected shortfall. Identical windows give exact zeros.
+Source: Shapley 1953. Why ranks are matched and why no Euler allocation: docs/method.md.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import factorial
 
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import correlation_length, iter_block_counts, repeat_counts
-from diagnosis.quantiles import (
-    F64,
-    Counts,
-    expected_shortfall,
-    nearest_rank,
-    parse_quantile,
-    tail_index,
-    tail_indices,
-    tail_limit,
-)
+from diagnosis.coalitions import Arm, Game, Play
+from diagnosis.quantiles import F64, expected_shortfall, nearest_rank, parse_quantile
 from diagnosis.significance import MIN_FOR_MEAN, derived_seed, interval_95, sufficient
 from engine_probe.errors import BadWindow, DiagnosisError
 
 MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row
 MATERIAL_SHARE = 0.10
-WORK_BUDGET = 3.0e7  # requests x groups x replicates that take about a second
+WORK_BUDGET = 4.0e8  # numbers that are looked at in about a second
+MIN_REPLICATES = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cause's seconds of the change: of the mean, of the quantile (with its interval), of the expected shortfall."""
+    """One cause's seconds of the change: of the mean, of the quantile, of the expected shortfall."""
 
     name: str
     mean_s: float
@@ -99,9 +89,11 @@ def attribute(
 ) -> Attribution:
     """Split the change of a quantile between two windows over named parts, exactly.
 
-    names [k] unique; base [n_b, k], suspect [n_s, k] cause-seconds in arrival order, rows summing to the metric; weights as
-    from `comparability.common_mix`. Parts whose marginals hardly differ, or beyond max_groups, are merged as "other".
-    Raises BadWindow for an empty window, DiagnosisError for unknown (NaN) parts or shapes that do not fit.
+    names [k] unique; base [n_b, k], suspect [n_s, k] cause-seconds in arrival order, rows summing to the metric;
+    weights as from `comparability.common_mix`; repeat_* name the repeat of each request where an arm was run several
+    times. Parts whose marginals hardly differ, or beyond max_groups, are merged as "other". Large windows get fewer
+    replicates than asked (`Attribution.replicates`). Raises BadWindow for an empty window, DiagnosisError for unknown
+    (NaN) parts or shapes that do not fit.
     """
     if len(set(names)) != len(names) or not names:
         raise DiagnosisError(f"attribution needs parts with different names, got {list(names)}")
@@ -113,24 +105,13 @@ def attribute(
     ]
     groups, merged = _group(names, windows, q, max_groups)
     labels = ["other" if g[0] in merged else names[g[0]] for g in groups]
-    arms = [_Arm(window, groups, labels, q, derived_seed(seed, side)) for side, window in enumerate(windows)]
-    game = _Game(arms[0], arms[1], q)
-    point = game.play(None, None)
-    drawn = _affordable(replicates, arms) if min(arm.n for arm in arms) > 1 else 0
+    arms = [_arm(window, groups, labels, q, derived_seed(seed, side)) for side, window in enumerate(windows)]
+    game = Game(arms[0], arms[1], q)
+    point = game.play()
+    drawn = affordable(replicates, point.work) if min(arm.n for arm in arms) > 1 else 0
     draws = list(map(game.play, arms[0].draw(drawn, derived_seed(seed, 2)), arms[1].draw(drawn, derived_seed(seed, 3))))
     enough = sufficient(arms[0].total, arms[1].total, q, w_base=arms[0].weights, w_suspect=arms[1].weights)
     return _collect(labels, sorted(names[k] for k in merged), arms, q, point, draws, enough.reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _Play:
-    """One reading of the game: Shapley rows [g] and dependence for quantile and expected shortfall, plain rows for the mean."""
-
-    rows: F64
-    dependence: float
-    es_rows: F64
-    es_dependence: float
-    mean_rows: F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,160 +164,23 @@ def _group(names: Sequence[str], windows: list[_Loaded], q: str, max_groups: int
     return groups + ([sorted(live_rest)] if live_rest else []), set(rest)
 
 
-class _Arm:
-    """One window as the game sees it: group columns, their presorted orders, weights, and how it is resampled."""
-
-    def __init__(self, window: _Loaded, groups: list[list[int]], labels: list[str], q: str, seed: int) -> None:
-        self.n = window.parts.shape[1]
-        self.columns = np.array([window.parts[g].sum(axis=0) for g in groups]).reshape(len(groups), self.n)
-        self.weights = window.weights
-        self.repeats = window.repeats
-        # Ties are broken by a permutation of the part's own, so that two parts that are both zero are not tied together.
-        shuffled = [np.random.default_rng([seed, zlib.crc32(label.encode())]).permutation(self.n) for label in labels]
-        self.orders = np.array(
-            [p[np.argsort(c[p], kind="stable")] for p, c in zip(shuffled, self.columns, strict=True)], dtype=np.intp
-        ).reshape(len(groups), self.n)
-        self.ordered = np.take_along_axis(self.columns, self.orders, axis=1)
-        self.total = _sum_rows(self.columns, self.n)
-        self.top = np.argsort(self.total, kind="stable")[::-1]
-        self.block = correlation_length(self.total, q)
-
-    def draw(self, replicates: int, seed: int) -> list[Counts]:
-        if replicates == 0:
-            return []
-        if self.repeats is not None:
-            return list(repeat_counts(self.repeats, replicates, seed))
-        return [row for chunk in iter_block_counts(self.n, self.block, replicates, seed) for row in chunk]
-
-    def mass(self, counts: Counts | None) -> Counts:
-        """Mass of each request: whole numbers without weights."""
-        if self.weights is None:
-            return np.ones(self.n, dtype=np.int64) if counts is None else counts.astype(np.int64)
-        return self.weights if counts is None else self.weights * counts
+def _arm(window: _Loaded, groups: list[list[int]], labels: list[str], q: str, seed: int) -> Arm:
+    columns = np.array([window.parts[g].sum(axis=0) for g in groups]).reshape(len(groups), window.parts.shape[1])
+    return Arm(columns, labels, window.weights, window.repeats, q, seed)
 
 
-class _Game:
-    """The coalition game between two arms, played once per replicate."""
-
-    def __init__(self, base: _Arm, suspect: _Arm, q: str) -> None:
-        self.base, self.suspect, self.q = base, suspect, q
-        self.g = base.columns.shape[0]
-        self.shapley = _shapley_matrix(self.g)
-
-    def play(self, base_counts: Counts | None, suspect_counts: Counts | None) -> _Play:
-        base_mass, mass = self.base.mass(base_counts), self.suspect.mass(suspect_counts)
-        matched = self._matched(base_mass, mass)
-        quantile, shortfall = self._values(matched, mass)
-        base_quantile, base_shortfall = _tail(self.base.total[self.base.top], base_mass[self.base.top], self.q)
-        means = self.suspect.columns @ mass / mass.sum() - self.base.columns @ base_mass / base_mass.sum()
-        return _Play(
-            self.shapley @ quantile,
-            float(quantile[0] - base_quantile),
-            self.shapley @ shortfall,
-            float(shortfall[0] - base_shortfall),
-            means,
-        )
-
-    def _matched(self, base_mass: Counts, mass: Counts) -> F64:
-        """Baseline seconds at the same weighted rank, [g, n_s]: each request's middle rank, lower inverse."""
-        through = np.cumsum(mass[self.suspect.orders], axis=1)
-        middle = through - mass[self.suspect.orders] * 0.5
-        if self.base.weights is None:
-            n = int(base_mass.sum())
-            index = np.ceil(middle * (n / through[:, -1:])).astype(np.intp) - 1
-            sources = [np.repeat(o, base_mass[by]) for o, by in zip(self.base.ordered, self.base.orders, strict=True)]
-        else:
-            reached = np.cumsum(base_mass[self.base.orders], axis=1)
-            index = np.array(
-                [np.searchsorted(r, m * (r[-1] / t[-1])) for r, m, t in zip(reached, middle, through, strict=True)]
-            ).reshape(middle.shape)
-            sources = list(self.base.ordered)
-        matched = np.empty_like(self.suspect.columns)
-        for k in range(self.g):
-            matched[k, self.suspect.orders[k]] = np.take(sources[k], index[k], mode="clip")
-        return matched
-
-    def _values(self, matched: F64, mass: Counts) -> tuple[F64, F64]:
-        """Quantile and expected shortfall of all 2^g coalitions; bit k of a coalition's number says that cause k is in it."""
-        own = self.suspect.columns
-        lower = _sum_rows(np.minimum(own, matched), self.suspect.n)
-        upper = _sum_rows(np.maximum(own, matched), self.suspect.n)
-        drawn = mass > 0
-        order = np.argsort(-lower[drawn], kind="stable")
-        floor = lower[drawn][order][tail_index(mass[drawn][order], self.q)]
-        # Below the quantile of the lower bound in every coalition: such a request is never the quantile nor in its tail.
-        near = np.flatnonzero(drawn & (upper >= floor - 1e-9 * abs(floor)))
-        total = mass.sum()
-        held = mass[near]
-        if mass.dtype.kind == "i":
-            near, held = np.repeat(near, held), None
-        values = np.empty((1 << self.g, near.size))
-        values[0] = _sum_rows(matched[:, near], near.size)
-        for k in range(self.g):
-            step = own[k, near] - matched[k, near]
-            np.add(values[: 1 << k], step, out=values[1 << k : 2 << k])
-        values[-1] = self.suspect.total[near]
-        return (
-            _tails_counted(values, int(total), self.q) if held is None else _tails_weighted(values, held, total, self.q)
-        )
-
-
-def _tails_counted(values: F64, total: int, q: str) -> tuple[F64, F64]:
-    """Quantile and expected shortfall of each row [rows, m] of the largest of `total` values of mass 1."""
-    above = int(tail_limit(np.array([total]), q, total)[0])
-    at = values.shape[1] - 1 - above
-    values.partition(at, axis=1)
-    quantile = values[:, at]
-    tail = float((1 - parse_quantile(q)) * total)
-    return quantile, (values[:, at + 1 :].sum(axis=1) + (tail - above) * quantile) / tail
-
-
-def _tails_weighted(values: F64, held: F64, total: float, q: str) -> tuple[F64, F64]:
-    order = np.argsort(-values, axis=1, kind="stable")
-    values, mass = np.take_along_axis(values, order, axis=1), held[order]
-    index = tail_indices(mass, q, np.full(values.shape[0], total))
-    quantile = values[np.arange(values.shape[0]), np.minimum(index, values.shape[1] - 1)]
-    tail = float(1 - parse_quantile(q)) * total
-    inside = np.minimum(np.maximum(tail - (np.cumsum(mass, axis=1) - mass), 0.0), mass)
-    return quantile, (values * inside).sum(axis=1) / inside.sum(axis=1)
-
-
-def _tail(descending: F64, mass: Counts, q: str) -> tuple[float, float]:
-    """Quantile and expected shortfall of values sorted from the largest down."""
-    tail = float(1 - parse_quantile(q)) * float(mass.sum())
-    inside = np.minimum(np.maximum(tail - (np.cumsum(mass) - mass), 0.0), mass)
-    return float(descending[tail_index(mass, q)]), float(np.dot(descending, inside) / inside.sum())
-
-
-def _sum_rows(columns: F64, n: int) -> F64:
-    """Sum over parts, always in the same order, so that equal columns give equal totals to the last bit."""
-    out = np.zeros(n)
-    for column in columns:
-        out += column
-    return out
-
-
-def _shapley_matrix(g: int) -> F64:
-    """[g, 2^g]: Shapley value of player k = row k times the vector of coalition values."""
-    members = (np.arange(1 << g)[:, None] >> np.arange(g)) & 1
-    size = members.sum(axis=1)
-    weight = np.array([factorial(s) * factorial(g - s - 1) / factorial(g) if s < g else 0.0 for s in range(g + 1)])
-    joined = np.where(members.T == 1, weight[np.maximum(size - 1, 0)], -weight[size])
-    return np.asarray(joined, dtype=np.float64)
-
-
-def _affordable(wanted: int, arms: list[_Arm]) -> int:
-    work = sum(arm.n * max(len(arm.columns), 1) for arm in arms)
-    return min(wanted, max(40, int(WORK_BUDGET / work)))
+def affordable(wanted: int, work: int) -> int:
+    """How many replicates of so much work each (numbers looked at) fit into about a second; at least 40."""
+    return min(wanted, max(MIN_REPLICATES, int(WORK_BUDGET / max(work, 1))))
 
 
 def _collect(
     labels: list[str],
     merged: list[str],
-    arms: list[_Arm],
+    arms: list[Arm],
     q: str,
-    point: _Play,
-    draws: list[_Play],
+    point: Play,
+    draws: list[Play],
     reason: str | None,
 ) -> Attribution:
     """Rows with their intervals; the sums are checked against changes that are computed apart from the game."""
@@ -350,9 +194,11 @@ def _collect(
     def row(name: str, sizes: tuple[float, float, float], draws_q: F64, draws_mean: F64) -> Row:
         return Row(
             name,
-            *(float(size) for size in sizes),
-            interval_95(draws_q) if known else None,
-            interval_95(draws_mean) if mean_known else None,
+            mean_s=float(sizes[0]),
+            quantile_s=float(sizes[1]),
+            es_s=float(sizes[2]),
+            interval_95=interval_95(draws_q) if known else None,
+            mean_interval_95=interval_95(draws_mean) if mean_known else None,
         )
 
     table = [

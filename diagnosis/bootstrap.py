@@ -1,7 +1,7 @@
 """Block bootstrap as counts: how often each request is drawn, so that orders sorted once serve every replicate.
 
-Idea: neighbouring requests share a queue, so they are resampled in blocks of consecutive arrivals (circular: the last is
-followed by the first). The block length follows from how long exceedances of a high level stay correlated. Arms with
+Idea: neighbouring requests share a queue, so they are resampled in blocks of consecutive arrivals (circular: the last
+is followed by the first). The block length follows from how long exceedances of a high level stay correlated. Arms with
 repeats resample whole repeats instead, the only unit that is independent there.
 
 Invariant: every replicate of a block bootstrap draws exactly n requests; the same seed gives the same counts.
@@ -15,28 +15,30 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.quantiles import F64, Counts, allowed_above
+from diagnosis.quantiles import F64, Counts, allowed_above, rank_order
 from engine_probe.errors import DiagnosisError
 
 MIN_BLOCKS = 20  # fewer blocks than this and their spread says nothing about the spread of the whole
 LEVEL_EXCEEDANCES = 50  # a correlation read off fewer exceedances is noise
 LOWEST_LEVEL = 0.25  # but the level stays in the upper quarter
-CHUNK_ELEMENTS = 2_000_000
+MAX_BLOCKS = 5000  # more blocks cost time and tell nothing more about the spread
+CHUNK_ELEMENTS = 250_000
 
 
 def correlation_length(values: F64, q: str) -> int:
     """Block length, in requests in arrival order, that keeps the correlation of the tail inside blocks.
 
-    values [n] in arrival order. The exceedances of a level (the quantile itself, or lower until 50 requests exceed it) and
-    the ranks of all values are both looked at, since the same blocks serve the quantile and the mean; the longer block
-    counts. At least 1; at most n/20, so that 20 blocks remain.
+    values [n] in arrival order. Both the exceedances of a level (the quantile itself, or lower until 50 requests exceed
+    it) and the ranks of all values are looked at, since the same blocks serve the quantile and the mean; the longer
+    length counts. At least 1 and n/5000; at most n/20, so that 20 blocks remain.
     """
     values = np.asarray(values, dtype=np.float64)
     longest = values.size // MIN_BLOCKS
+    shortest = max(1, values.size // MAX_BLOCKS)
     if longest <= 1:
         return 1
     indicator = (values > exceedance_level(values, q)).astype(np.float64)
-    return max(1, min(longest, max(_block_length(indicator), _block_length(ranks(values)))))
+    return min(longest, max(shortest, _block_length(indicator), _block_length(ranks(values))))
 
 
 def exceedance_lag(values: F64, q: str) -> int:
@@ -49,7 +51,7 @@ def exceedance_lag(values: F64, q: str) -> int:
 
 
 def exceedance_level(values: F64, q: str) -> float:
-    """The level whose exceedances are studied: the quantile, lowered until 50 requests lie above it (at most a quarter)."""
+    """The level whose exceedances are studied: the quantile, lowered until 50 requests or a quarter lie above it."""
     n = values.size
     wanted = max(allowed_above(n, q), min(LEVEL_EXCEEDANCES, int(n * LOWEST_LEVEL)), 1)
     index = max(n - 1 - wanted, 0)
@@ -59,7 +61,7 @@ def exceedance_level(values: F64, q: str) -> float:
 def ranks(values: F64) -> F64:
     """Ranks of the values, ties by order of arrival: a scale on which one outlier does not hide a correlation."""
     out = np.empty(values.size)
-    out[np.argsort(values, kind="stable")] = np.arange(values.size)
+    out[rank_order(values)] = np.arange(values.size)
     return out
 
 

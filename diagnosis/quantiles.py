@@ -1,12 +1,12 @@
 """Quantiles, tails and effective sizes: the only places where a rank is computed in diagnosis.
 
-Idea: the nearest rank is the ceil(q*n)-th smallest value, worked in exact arithmetic from a decimal string (a float 0.07
-times 100 rounds up to 8). Seen from the top it says: at most n - ceil(q*n) = floor((1-q)*n) values may lie above it. The
-weighted form says the same with mass: the smallest value whose cumulative weight reaches q of the total.
+Idea: the nearest rank is the ceil(q*n)-th smallest value, worked in exact arithmetic from a decimal string (a float
+0.07 times 100 rounds up to 8). Seen from the top it says: at most n - ceil(q*n) values may lie above it. The weighted
+form says the same with mass: the smallest value whose cumulative weight reaches q of the total.
 
 Invariant: integer weights give exactly what repeating the values gives, and equal weights give exactly the unweighted
 rule, whatever their float value. Weights are never negative; a weight of zero means "not there".
-Source: design of kvscope, section 4; Kish, Survey Sampling (1965), section 8.2, for the effective size.
+Source: one rank rule for the whole project (docs/method.md); Kish, Survey Sampling (1965), for the effective size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy.typing as npt
 from engine_probe.errors import DiagnosisError, UsageError
 
 F64: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[Any]
+Counts: TypeAlias = npt.NDArray[Any]  # whole numbers (how often a request was drawn), or those times weights
+Index: TypeAlias = npt.NDArray[np.intp]
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -47,12 +48,10 @@ def nearest_rank(values: F64, q: str, weights: F64 | None = None) -> float:
     if values.size == 0:
         return float("nan")
     if weights is None:
-        above = allowed_above(values.size, q)
-        index = values.size - 1 - above
+        index = values.size - 1 - allowed_above(values.size, q)
         return float(np.partition(values, index)[index])
-    order = np.argsort(values, kind="stable")[::-1]
-    index = tail_index(weights[order], q)
-    return float(values[order[index]])
+    order = descending_order(values)
+    return float(values[order[tail_index(weights[order], q)]])
 
 
 def expected_shortfall(values: F64, q: str, weights: F64 | None = None) -> float:
@@ -63,16 +62,22 @@ def expected_shortfall(values: F64, q: str, weights: F64 | None = None) -> float
     values, weights = check_values(values, weights)
     if values.size == 0:
         return float("nan")
-    order = np.argsort(values, kind="stable")[::-1]
-    descending = values[order]
-    mass = np.ones(values.size) if weights is None else weights[order]
-    tail = float((1 - parse_quantile(q)) * Fraction(float(mass.sum())))
+    if weights is None:
+        index = values.size - 1 - allowed_above(values.size, q)
+        values = np.partition(values, index)[index:]
+        total = float(index + values.size)
+        mass = np.ones(values.size)
+    else:
+        total, mass = float(weights.sum()), weights
+    order = descending_order(values)
+    descending, mass = values[order], mass[order]
+    tail = float(1 - parse_quantile(q)) * total
     if tail <= 0.0:
-        return float(descending[np.argmax(mass > 0)])
+        return float(descending[0])
     inside = np.minimum(np.maximum(tail - (np.cumsum(mass) - mass), 0.0), mass)
-    # An average can leave the range of what it averages by a rounding; the promise "never below the quantile" may not.
-    floor = descending[tail_index(mass, q)]
-    return float(max(floor, np.dot(descending, inside) / inside.sum()))
+    # An average can leave the range of what it averages by a rounding; "never below the quantile" may not.
+    lowest = descending[inside > 0.0][-1]
+    return float(min(max((descending * inside).sum() / inside.sum(), lowest), descending[0]))
 
 
 def kish(weights: F64) -> float:
@@ -82,7 +87,7 @@ def kish(weights: F64) -> float:
     if largest <= 0.0:
         return 0.0
     scaled = weights / largest  # so that squares neither vanish nor overflow
-    return float(scaled.sum() ** 2 / np.dot(scaled, scaled))
+    return float(scaled.sum() ** 2 / (scaled * scaled).sum())
 
 
 def allowed_above(n: int, q: str) -> int:
@@ -100,7 +105,7 @@ def tail_index(mass: Counts, q: str) -> int:
     return int(tail_indices(np.asarray(mass)[None, :], q)[0])
 
 
-def tail_indices(mass: Counts, q: str, total: Counts | None = None) -> npt.NDArray[np.intp]:
+def tail_indices(mass: Counts, q: str, total: Counts | None = None) -> Index:
     """`tail_index` for every row of mass [rows, n].
 
     total [rows] is the mass of each row when `mass` holds only its largest values; a row whose tail may reach beyond
@@ -109,17 +114,44 @@ def tail_indices(mass: Counts, q: str, total: Counts | None = None) -> npt.NDArr
     if mass.dtype.kind == "f" and np.array_equal(mass, np.floor(mass)) and float(mass.sum()) < 2.0**53:
         mass = mass.astype(np.int64)
     through = np.cumsum(mass, axis=1, dtype=np.float64 if mass.dtype.kind == "f" else np.int64)
-    limit = tail_limit(through[:, -1] if total is None else total, q, mass.shape[1])
-    return np.where(through[:, -1] > limit, np.argmax(through > limit[:, None], axis=1), mass.shape[1])
+    limit = tail_limit(through[:, -1] if total is None else total, q, mass.shape[1])[:, None]
+    reached = through[:, -1:] > limit
+    return np.asarray(np.where(reached[:, 0], np.argmax(through > limit, axis=1), mass.shape[1]), dtype=np.intp)
 
 
 def tail_limit(total: Counts, q: str, n: int) -> Counts:
-    """Mass that may lie above the nearest rank, of totals [rows]: exact for integers, else with a tolerance for n sums."""
+    """Mass that may lie above the nearest rank of totals [rows]: exact for whole numbers, else with a tolerance.
+
+    n is how many weights were added up; it sizes the tolerance.
+    """
     exact = parse_quantile(q)
     if total.dtype.kind == "f":
         return np.asarray(total * (float(1 - exact) + 4 * _EPS * max(n, 64)))
     p, d = exact.numerator, exact.denominator
     return np.array([t + (-(p * t) // d) for t in total.tolist()], dtype=np.int64)
+
+
+def descending_order(values: F64) -> Index:
+    """Order from the largest value down, ties by position; the same on every processor."""
+    return rank_order(values)[::-1]
+
+
+def rank_order(values: F64, tie_break: Index | None = None) -> Index:
+    """Order from the smallest value up; equal values in the order of `tie_break` [n], a permutation, or by position.
+
+    The fast unstable sort breaks ties differently on different processors; one sort of whole numbers puts them right.
+    """
+    order = np.argsort(values)
+    ordered = values[order]
+    new = ordered[1:] != ordered[:-1]
+    if new.all():
+        return order
+    n = values.size
+    place = np.arange(n) if tie_break is None else np.argsort(tie_break)
+    key = np.concatenate([[0], np.cumsum(new)]) * n + place[order]
+    key.sort()
+    place_of_key = key % n
+    return place_of_key if tie_break is None else np.asarray(tie_break[place_of_key])
 
 
 def check_values(values: F64, weights: F64 | None) -> tuple[F64, F64 | None]:
@@ -130,7 +162,8 @@ def check_values(values: F64, weights: F64 | None) -> tuple[F64, F64 | None]:
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or np.isnan(values).any():
         raise DiagnosisError(
-            "a quantile was asked of values that hold NaN or are not one column; drop unknown values first"
+            f"quantiles need one column of known values, got shape {values.shape} with "
+            f"{int(np.isnan(values).sum())} NaN; drop the unknown ones first"
         )
     if weights is None:
         return values, None

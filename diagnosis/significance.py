@@ -29,6 +29,7 @@ from diagnosis.quantiles import (
     Counts,
     allowed_above,
     check_values,
+    descending_order,
     kish,
     nearest_rank,
     parse_quantile,
@@ -295,7 +296,7 @@ class _Window:
 
     def replicate(self, q: str, replicates: int, seed: int) -> tuple[F64, F64]:
         """Quantile and mean of each replicate, [replicates] each."""
-        order = np.argsort(self.values, kind="stable")[::-1]
+        order = descending_order(self.values)
         chunks = (
             iter_block_counts(self.values.size, self.block, replicates, seed)
             if self.repeats is None
