@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from collector.sketches import Counts, Floats, Tally, empty, tally
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
+SUMS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "num_preemptions")
 OTHER: Final = "other"
 MINUTE_NS: Final = 60_000_000_000
 KEPT_MINUTES: Final = 15
@@ -37,10 +38,18 @@ class SeriesKey:
 
 @dataclass(slots=True)
 class Series:
-    """Counts of one series: `total` since the start, `minutes` of the newest minutes by their number."""
+    """Counts of one series.
+
+    total     metric -> durations since the start
+    minutes   number of the minute -> the same, of the newest minutes
+    sums      column of SUMS -> sum since the start; absent where no row ever told it
+    states    state of a request -> how many ended so
+    """
 
     total: dict[str, Tally] = field(default_factory=dict)
     minutes: dict[int, dict[str, Tally]] = field(default_factory=dict)
+    sums: dict[str, int] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
 
 
 class Latencies:
@@ -64,16 +73,20 @@ class Latencies:
             if key.vantage == "router":
                 continue
             mine = None if len(keys) == 1 else codes == code
+            self._count(key, live if mine is None else live.filter(pa.array(mine)))
             for number in np.unique(minute if mine is None else minute[mine]).tolist():
                 chosen = minute == number if mine is None else (minute == number) & mine
                 self._add(key, number, newest, durations, None if chosen.all() else chosen)
 
-    def shown(self) -> list[tuple[SeriesKey, dict[str, Tally]]]:
+    def shown(self) -> list[tuple[SeriesKey, Series]]:
         """Totals since the start: the engine's where a model has them, else the client's."""
         with self._lock:
-            copy = [(key, dict(series.total)) for key, series in self._series.items()]
+            copy = [
+                (key, Series(dict(series.total), {}, dict(series.sums), dict(series.states)))
+                for key, series in self._series.items()
+            ]
         at_engine = {key.model for key, _ in copy if key.vantage == "engine"}
-        return [(key, total) for key, total in copy if key.vantage == "engine" or key.model not in at_engine]
+        return [(key, series) for key, series in copy if key.vantage == "engine" or key.model not in at_engine]
 
     def recent(self, now_ns: int, minutes: int) -> list[tuple[SeriesKey, dict[str, Tally]]]:
         """As `shown`, of requests that ended in the last `minutes` minutes (the running one included)."""
@@ -97,14 +110,28 @@ class Latencies:
     ) -> None:
         tallies = {name: part for name in METRICS if (part := durations[name].tally(chosen)) is not None}
         with self._lock:
-            if key not in self._series and len(self._series) >= self._max_series:
-                key = SeriesKey(key.vantage, OTHER, OTHER)
-            series = self._series.setdefault(key, Series())
+            series = self._series_at(key)
             _merge(series.total, tallies)
             if newest - KEPT_MINUTES < minute <= newest + 1:
                 _merge(series.minutes.setdefault(minute, {}), tallies)
             for number in [number for number in series.minutes if number <= newest - KEPT_MINUTES]:
                 del series.minutes[number]
+
+    def _count(self, key: SeriesKey, rows: pa.Table) -> None:
+        sums = {name: pc.sum(rows.column(name)).as_py() for name in SUMS}
+        states = {item["values"]: item["counts"] for item in pc.value_counts(rows.column("state")).to_pylist()}
+        with self._lock:
+            series = self._series_at(key)
+            for name, value in sums.items():
+                if value is not None:
+                    series.sums[name] = series.sums.get(name, 0) + value
+            for state, count in states.items():
+                series.states[state] = series.states.get(state, 0) + count
+
+    def _series_at(self, key: SeriesKey) -> Series:
+        if key not in self._series and len(self._series) >= self._max_series:
+            key = SeriesKey(key.vantage, OTHER, OTHER)
+        return self._series.setdefault(key, Series())
 
 
 @dataclass(frozen=True, slots=True)

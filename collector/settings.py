@@ -53,6 +53,7 @@ class IngestSettings(_Section):
 
     max_body_bytes: int = _f(64 * MIB, "bytes", "largest body as sent; above, 413", ge=1)
     max_decoded_bytes: int = _f(256 * MIB, "bytes", "largest body once decompressed; above, 413", ge=1)
+    max_text_bytes: int = _f(16 * MIB, "bytes", "largest JSON, NDJSON or OTLP body once decompressed; above, 413", ge=1)
     memory_bytes: int = _f(512 * MIB, "bytes", "bodies in flight together, decompressed; above, 429", ge=1)
     max_batches: int = _f(64, "batches", "batches in flight together; above, 429", ge=1)
     decode_threads: int = _f(2, "threads", "batches decoded and validated at the same time", ge=1)

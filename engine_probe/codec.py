@@ -73,7 +73,7 @@ def encode_arrow(tables: Mapping[str, pa.Table], compression: str | None = "lz4"
     return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def decode_arrow(body: bytes, max_decoded_bytes: int | None = None) -> Decoded:
+def decode_arrow(body: bytes | bytearray, max_decoded_bytes: int | None = None) -> Decoded:
     """Tables of concatenated IPC streams; several streams of one kind are joined.
 
     max_decoded_bytes   refuse a body that would be larger once its buffers are decompressed (before doing so)
@@ -91,12 +91,12 @@ def decode_arrow(body: bytes, max_decoded_bytes: int | None = None) -> Decoded:
         try:
             with pa.ipc.open_stream(buffer.slice(frame.start, frame.end - frame.start)) as reader:
                 kind = _kind_of(reader.schema, place)
-                table = reader.read_all()
+                table = _conform(kind, reader.read_all(), ignored, place)
         except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             raise invalid_rows(
                 f"cannot be read as Arrow: {_first_line(error)}", place=place, expected="a sound Arrow IPC stream"
             ) from error
-        parts.setdefault(kind, []).append(_conform(kind, table, ignored, place))
+        parts.setdefault(kind, []).append(table)
     return Decoded({kind: pa.concat_tables(tables) for kind, tables in parts.items()}, ignored_columns=ignored)
 
 

@@ -42,7 +42,7 @@ class Frame:
     decoded_bytes: int
 
 
-def split_streams(body: bytes | memoryview, max_decoded_bytes: int | None = None) -> list[Frame]:
+def split_streams(body: bytes | bytearray | memoryview, max_decoded_bytes: int | None = None) -> list[Frame]:
     """The complete IPC streams that make up `body`.
 
     Raises UnknownFormat (these bytes are no Arrow IPC stream), InvalidRows (cut off, damaged, junk after a stream) and

@@ -1,0 +1,163 @@
+"""What is going on right now, as far as the rows that came tell: workers by their newest step, and requests still open.
+
+A request is known to be open from its routing decision until a row tells its end; an engine without a router in front
+tells only how many run and wait, in its steps. So the table says where each line comes from, and an empty table means
+that nothing was told, not that nothing runs. Held in memory, bounded, forgotten with the process; history is in the
+store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_STEP_COLUMNS: Final = (
+    "at_ns",
+    "step",
+    "num_running",
+    "num_waiting_prefill",
+    "num_waiting_decode",
+    "oldest_wait_s",
+    "blocks_total",
+    "blocks_used",
+    "blocks_cached",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that was routed and has not ended: `since_ns` is the instant of the decision."""
+
+    request_id: str
+    since_ns: int
+    router: str | None
+    worker: str | None
+
+
+class Live:
+    """The live picture; safe from several threads.
+
+    max_open      open requests (and as many ended ones) that are followed; the oldest are dropped and counted
+    max_workers   workers that are followed; later ones are not
+    """
+
+    def __init__(self, max_open: int, expiry_s: float, max_workers: int = 1000) -> None:
+        self._max_open = max_open
+        self._expiry_ns = int(expiry_s * 1e9)
+        self._max_workers = max_workers
+        self._open: dict[str, OpenRequest] = {}
+        self._ended: dict[str, None] = {}
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._evicted: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+        self.num_dropped = 0
+        self.sees_routes = False
+
+    def observe(self, tables: Mapping[str, pa.Table], now_ns: int) -> None:
+        """Take in committed rows; those of imported runs are history and are left out."""
+        if "route" in tables:
+            self._add_routes(_live_rows(tables["route"]), now_ns)
+        if "request" in tables and self.sees_routes:
+            self._end(_live_rows(tables["request"]))
+        if "step" in tables:
+            self._add_steps(_live_rows(tables["step"]))
+        if "block" in tables:
+            blocks = _live_rows(tables["block"])
+            evicted = blocks.filter(pc.equal(blocks.column("change"), "evicted"))
+            self._add_evictions("block", evicted.column("worker"), None)
+
+    def open_requests(self, now_ns: int, limit: int) -> list[OpenRequest]:
+        """The longest open first."""
+        self._expire(now_ns)
+        with self._lock:
+            found = sorted(self._open.values(), key=lambda request: request.since_ns)
+        return found[:limit]
+
+    @property
+    def num_open(self) -> int:
+        """How many requests are known to be open."""
+        return len(self._open)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Worker -> its newest step: at_ns, step, num_running, waiting and block counts (None where not told)."""
+        with self._lock:
+            return {name: dict(state) for name, state in sorted(self._workers.items())}
+
+    def evictions(self) -> dict[tuple[str, str], int]:
+        """(worker, kind of row that told) -> cached blocks evicted since the start."""
+        with self._lock:
+            return dict(self._evicted)
+
+    def _add_routes(self, routes: pa.Table, now_ns: int) -> None:
+        columns = [routes.column(name).to_pylist() for name in ("request_id", "at_ns", "router", "chosen")]
+        with self._lock:
+            self.sees_routes = self.sees_routes or routes.num_rows > 0
+            for request_id, since_ns, router, chosen in zip(*columns, strict=True):
+                if request_id not in self._ended:
+                    self._open[request_id] = OpenRequest(request_id, since_ns, router, chosen)
+            while len(self._open) > self._max_open:
+                del self._open[next(iter(self._open))]
+                self.num_dropped += 1
+        self._expire(now_ns)
+
+    def _end(self, requests: pa.Table) -> None:
+        """A client's or router's row ends a request, and that of the engine it was sent to, not a prefill helper's."""
+        columns = [requests.column(name).to_pylist() for name in ("request_id", "vantage", "worker")]
+        with self._lock:
+            for request_id, vantage, worker in zip(*columns, strict=True):
+                known = self._open.get(request_id)
+                if vantage == "engine" and known is not None and known.worker not in (None, worker):
+                    continue
+                self._open.pop(request_id, None)
+                self._ended[request_id] = None
+            while len(self._ended) > self._max_open:
+                del self._ended[next(iter(self._ended))]
+
+    def _add_steps(self, steps: pa.Table) -> None:
+        if steps.num_rows == 0:
+            return
+        names = pc.dictionary_encode(pc.fill_null(steps.column("worker"), "").combine_chunks())
+        codes = names.indices.to_numpy()
+        at_ns = steps.column("at_ns").to_numpy()
+        for code, worker in enumerate(names.dictionary.to_pylist()):
+            rows = np.flatnonzero(codes == code)
+            newest = int(rows[np.argmax(at_ns[rows])])
+            state = {name: steps.column(name)[newest].as_py() for name in _STEP_COLUMNS}
+            with self._lock:
+                known = self._workers.get(worker)
+                if known is None and len(self._workers) >= self._max_workers:
+                    continue
+                if known is None or known["at_ns"] <= state["at_ns"]:
+                    self._workers[worker] = state
+        told = steps.filter(pc.is_valid(steps.column("blocks_evicted")))
+        self._add_evictions("step", told.column("worker"), told.column("blocks_evicted"))
+
+    def _add_evictions(self, kind: str, workers: pa.ChunkedArray, counts: pa.ChunkedArray | None) -> None:
+        if len(workers) == 0:
+            return
+        names = pc.dictionary_encode(pc.fill_null(workers, "").combine_chunks())
+        weights = None if counts is None else counts.to_numpy()
+        sums = np.bincount(names.indices.to_numpy(), weights, minlength=len(names.dictionary))
+        with self._lock:
+            for worker, count in zip(names.dictionary.to_pylist(), sums.tolist(), strict=True):
+                key = (worker, kind)
+                if key in self._evicted or len(self._evicted) < 2 * self._max_workers:
+                    self._evicted[key] = self._evicted.get(key, 0) + int(count)
+
+    def _expire(self, now_ns: int) -> None:
+        oldest = now_ns - self._expiry_ns
+        with self._lock:
+            while self._open and next(iter(self._open.values())).since_ns < oldest:
+                del self._open[next(iter(self._open))]
+                self.num_dropped += 1
+
+
+def _live_rows(table: pa.Table) -> pa.Table:
+    runs = table.column("run_id")
+    return table if runs.null_count == len(runs) else table.filter(pc.is_null(runs))
