@@ -1,8 +1,9 @@
 """`kvscope import PATH --run NAME`: bring what was recorded into the store, as the run NAME.
 
-Invariants: nothing is stored before the whole of PATH was read and judged, so a half file leaves no half run. The identity
-of a chunk is (source "import", digest of content, run and options, number of the chunk): importing the same thing again
-under the same name adds nothing, an import that was interrupted is completed, and another name makes another run.
+Invariants: nothing is stored before the whole of PATH was read and judged, so a half file leaves no half run. The
+identity of a chunk is (source "import", digest of content, run and options, number of the chunk): importing the same
+thing again under the same name adds nothing, an import that was interrupted is completed, and another name makes
+another run.
 """
 
 from __future__ import annotations

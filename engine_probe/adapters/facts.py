@@ -1,6 +1,7 @@
-"""Slow facts of workers over time: the first sight is a `worker` row, a change is a new row and a `config_changed` mark.
+"""Slow facts of workers over time: the first sight is a `worker` row, a change a new row and a `config_changed` mark.
 
-Invariant: the mark names each setting with its old and its new value, and nothing is a change that merely became known.
+Invariant: the mark names each setting with its old and its new value, and nothing is a change that merely became
+known.
 """
 
 from __future__ import annotations

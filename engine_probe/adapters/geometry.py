@@ -1,9 +1,10 @@
-"""vLLM's start-up lines -> slow facts of a worker: geometry of the KV cache, version, settings by the engine's own names.
+"""vLLM's start-up lines -> slow facts of a worker: geometry of the KV cache, version, settings by the engine's own
+names.
 
-Lines carry prefixes that change from release to release (`(EngineCore_DP0 pid=7) INFO 11-29 13:20:26 [core.py:133]`), so
-each fact is searched, never anchored. Forms by version: `# GPU blocks: N` (0.8 V0); `GPU KV cache size: N tokens` and
-`Maximum concurrency for L tokens per request: X` on two lines up to 0.27, on one since 0.28, with the device's name
-(`CPU KV cache size`) off CUDA; settings as `args: Namespace(...)` (0.8) or `non-default args: {...}` after.
+Lines carry prefixes that change from release to release (`(EngineCore_DP0 pid=7) INFO 11-29 13:20:26 [core.py:133]`),
+so each fact is searched, never anchored. Forms by version: `# GPU blocks: N` (0.8 V0); `GPU KV cache size: N tokens`
+and `Maximum concurrency for L tokens per request: X` on two lines up to 0.27, on one since 0.28, with the device's
+name (`CPU KV cache size`) off CUDA; settings as `args: Namespace(...)` (0.8) or `non-default args: {...}` after.
 Invariant: a line that is not understood says nothing; no line raises. Source: reference 4.8, 18.
 """
 
@@ -33,15 +34,57 @@ _CONFIG_PAIR = re.compile(
 _GIB: Final = 1 << 30
 
 SAFE_FLAGS: Final = frozenset(
-    """block_size num_gpu_blocks_override enable_prefix_caching enable_chunked_prefill max_num_seqs max_num_batched_tokens
-    max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold max_model_len gpu_memory_utilization
-    kv_cache_dtype kv_cache_memory_bytes dtype quantization enforce_eager scheduling_policy async_scheduling swap_space
-    cpu_offload_gb tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size
-    kv_cache_metrics kv_cache_metrics_sample enable_prompt_tokens_details enable_per_request_metrics
-    enable_request_id_headers disable_log_stats prefix_caching_hash_algo num_speculative_tokens enable_lora max_loras
-    max_lora_rank calculate_kv_scales disable_hybrid_kv_cache_manager kv_offloading_size kv_offloading_backend
-    enable_logging_iteration_details served_model_name distributed_executor_backend attention_backend
-    max_num_queued_reqs max_num_queued_tokens api_server_count enable_mfu_metrics preemption_mode num_scheduler_steps""".split()
+    (
+        "block_size",
+        "num_gpu_blocks_override",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_partial_prefills",
+        "max_long_partial_prefills",
+        "long_prefill_token_threshold",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "dtype",
+        "quantization",
+        "enforce_eager",
+        "scheduling_policy",
+        "async_scheduling",
+        "swap_space",
+        "cpu_offload_gb",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "kv_cache_metrics",
+        "kv_cache_metrics_sample",
+        "enable_prompt_tokens_details",
+        "enable_per_request_metrics",
+        "enable_request_id_headers",
+        "disable_log_stats",
+        "prefix_caching_hash_algo",
+        "num_speculative_tokens",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "calculate_kv_scales",
+        "disable_hybrid_kv_cache_manager",
+        "kv_offloading_size",
+        "kv_offloading_backend",
+        "enable_logging_iteration_details",
+        "served_model_name",
+        "distributed_executor_backend",
+        "attention_backend",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "api_server_count",
+        "enable_mfu_metrics",
+        "preemption_mode",
+        "num_scheduler_steps",
+    )
 )
 """Settings that are kept. Others (paths, addresses, keys, templates) may hold secrets and never leave the log."""
 

@@ -1,19 +1,21 @@
 """KV-cache events as vLLM and SGLang publish them (msgpack over ZMQ) -> `block` rows under our own chain hash.
 
-Both wire forms are read (positional arrays up to vLLM 0.23 and SGLang 0.5.19, tagged maps after) and give the same rows.
-Token ids never leave this module: they are turned at once into the salted chain hash of `chain_hash.py`, and the
-engine's hashes are kept only to recognise a block again. What the rows mean:
+Both wire forms are read (positional arrays up to vLLM 0.23 and SGLang 0.5.19, tagged maps after) and give the same
+rows. Token ids never leave this module: they are turned at once into the salted chain hash of `chain_hash.py`, and
+the engine's hashes are kept only to recognise a block again. What the rows mean:
 
-- `BlockStored`: one row a hash. `stored` where it became resident in the device tier, `offloaded` in any other tier. When
-  an event without parent lists only blocks that are all resident, it reports reuse (vLLM's `kv_cache_report_mode: full`)
-  and its rows are `hit`; a resident block inside any other event is a second physical copy and is `stored` again.
-- `BlockRemoved`: one `evicted` row a hash, with `age_s` since it was stored in that tier. `reason` and `idle_s` are null:
-  the engine tells neither. `AllBlocksCleared`: one `cleared` row, and a `cache_reset` mark.
-- A LoRA name or other extra keys of a block enter its chain: the parent's 8 bytes are replaced by BLAKE2b(8 bytes, salt)
-  over parent + "extra" + msgpack(keys). Without extra keys the function is exactly that of `chain_hash.py`.
+- `BlockStored`: one row a hash. `stored` where it became resident in the device tier, `offloaded` in any other tier.
+  When an event without parent lists only blocks that are all resident, it reports reuse (vLLM's
+  `kv_cache_report_mode: full`) and its rows are `hit`; a resident block inside any other event is a second physical
+  copy and is `stored` again.
+- `BlockRemoved`: one `evicted` row a hash, with `age_s` since it was stored in that tier. `reason` and `idle_s` are
+  null: the engine tells neither. `AllBlocksCleared`: one `cleared` row, and a `cache_reset` mark.
+- A LoRA name or other extra keys of a block enter its chain: the parent's 8 bytes are replaced by BLAKE2b(8 bytes,
+  salt) over parent + "extra" + msgpack(keys). Without extra keys the function is exactly that of `chain_hash.py`.
 - A block whose parent was never seen has no knowable chain: its hash is BLAKE2b(8 bytes, salt) over "engine" + the
   engine's hash, and so are its descendants'; they are counted. Same engine hash, same row hash, also after a restart.
-- Groups other than the main one (hybrid models repeat a span once a group) say nothing about prefix reuse: counted only.
+- Groups other than the main one (hybrid models repeat a span once a group) say nothing about prefix reuse: counted
+  only.
 
 Invariant: a message is applied whole or refused whole (UnknownFormat). Source: reference 4.10, 5.7; vLLM 0.32
 `v1/core/block_pool.py`, `distributed/kv_events.py`.
@@ -38,9 +40,22 @@ _U64 = (1 << 64) - 1
 _DAY_NS = 86_400_000_000_000
 MAX_BLOCKS: Final = 1_000_000
 
-STORED_FIELDS: Final = tuple(
-    """block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx
-    kv_cache_spec_kind kv_cache_spec_sliding_window locality ownership session_id lookahead_token_ids""".split()
+STORED_FIELDS: Final = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+    "ownership",
+    "session_id",
+    "lookahead_token_ids",
 )
 REMOVED_FIELDS: Final = ("block_hashes", "medium", "group_idx", "locality", "ownership")
 _FIELDS: Final = {"BlockStored": STORED_FIELDS, "BlockRemoved": REMOVED_FIELDS, "AllBlocksCleared": ()}
@@ -58,7 +73,18 @@ _TIERS: Final = {
     "REMOTE": "remote",
 }
 _PREFIX_KINDS: Final = frozenset(("full_attention", "mla_attention", "sink_full_attention", "unknown"))
-_BLOCK_COLUMNS: Final = "worker at_ns change block_hash parent_hash num_tokens tier reason age_s reuse_count".split()
+_BLOCK_COLUMNS: Final = (
+    "worker",
+    "at_ns",
+    "change",
+    "block_hash",
+    "parent_hash",
+    "num_tokens",
+    "tier",
+    "reason",
+    "age_s",
+    "reuse_count",
+)
 
 
 @dataclass(slots=True)
@@ -83,7 +109,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What one message did: block rows added, messages missing before it (first, last), whether the publisher restarted."""
+    """What one message did: block rows added, messages (first, last) missing before it, restart of the publisher."""
 
     num_rows: int
     gap: tuple[int, int] | None = None
@@ -423,7 +449,7 @@ def _check(name: str, fields: dict[str, Any]) -> None:
         parent, size = fields.get("parent_block_hash"), fields.get("block_size")
         is_sound = is_sound and (parent is None or _is_hash(parent)) and isinstance(fields.get("token_ids"), list)
         is_sound = (
-            is_sound and _is_count(size) and 0 < size < 1 << 31 and isinstance(fields.get("extra_keys"), list | None)
+            is_sound and type(size) is int and 0 < size < 1 << 31 and isinstance(fields.get("extra_keys"), list | None)
         )
     if not is_sound:
         raise UnknownFormat(

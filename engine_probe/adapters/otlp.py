@@ -5,10 +5,10 @@ starts at the span's start (arrival at the front end):
 
     arrival ... frontend_s ... queue_s ... prefill_s = first token ... decode_s = last token ... end
 
-time_to_first_token is measured by the front end, queue and prefill by the engine core, so `frontend_s` = ttft - queue -
-prefill is what lies before QUEUED: HTTP, tokenisation, hand-over to the core (and the hand-over of the first token back).
-A span does not tell cached tokens or preemptions: they stay null. Absent attributes stay null too.
-Invariant: hostile bytes raise UnknownFormat, never anything else. Source: reference 4.9; vLLM 0.32 `output_processor.py`.
+time_to_first_token is measured by the front end, queue and prefill by the engine core, so `frontend_s` = ttft - queue
+- prefill is what lies before QUEUED: HTTP, tokenisation, hand-over to the core (and the hand-over of the first token
+back). A span does not tell cached tokens or preemptions: they stay null. Absent attributes stay null too. Invariant:
+hostile bytes raise UnknownFormat, never anything else. Source: reference 4.9; vLLM 0.32 `output_processor.py`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,12 @@ _FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class OtlpResult:
-    """rows: kind -> rows (missing keys are null). span_ids: (trace_id + span_id) of every row of `request`, in their order,
-    for deduplication. num_spans: all spans of the body; num_ignored: those that are not requests."""
+    """What a body held.
+
+    rows         kind -> rows (missing keys are null)
+    num_spans    all spans; num_ignored: those of them that are not requests
+    span_ids     trace_id + span_id (bytes) of every row of `request`, in their order, for deduplication
+    """
 
     rows: dict[str, list[dict[str, Any]]]
     num_spans: int

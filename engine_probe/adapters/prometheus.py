@@ -1,10 +1,10 @@
 """Prometheus text pages, both dialects (text 0.0.4 and OpenMetrics 1.0), read without a heavy dependency.
 
 Idea: between two scrapes of one engine only the numbers change, so the text in front of the number (the series) is
-parsed once and remembered; a `Series` object is the same object in every page of one parser, and adapters may key their
-own caches on it. Invariant: a page is read whole or refused with the number of the line that is wrong; exemplars are
-checked and left out; sizes are bounded, so that a hostile page costs bounded time and memory.
-Source: Prometheus exposition formats; OpenMetrics 1.0; reference section 3.
+parsed once and remembered; a `Series` object is the same object in every page of one parser, and adapters may key
+their own caches on it. Invariant: a page is read whole or refused with the number of the line that is wrong;
+exemplars are checked and left out; sizes are bounded, so that a hostile page costs bounded time and memory. Source:
+Prometheus exposition formats; OpenMetrics 1.0; reference section 3.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ _LINE = re.compile(
     r"[ \t]*+"
 )
 _LABEL = re.compile(
-    r'[ \t]*+(?P<key>[a-zA-Z_][a-zA-Z0-9_.:]*+|"(?:[^"\\]|\\.)*+")(?:[ \t]*+=[ \t]*+"(?P<value>(?:[^"\\]|\\.)*+)")?[ \t]*+'
+    r'[ \t]*+(?P<key>[a-zA-Z_][a-zA-Z0-9_.:]*+|"(?:[^"\\]|\\.)*+")'
+    r'(?:[ \t]*+=[ \t]*+"(?P<value>(?:[^"\\]|\\.)*+)")?[ \t]*+'
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
-_TYPES = frozenset("counter gauge histogram summary untyped unknown info stateset gaugehistogram".split())
+_TYPES = frozenset(
+    ["counter", "gauge", "histogram", "summary", "untyped", "unknown", "info", "stateset", "gaugehistogram"]
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One line's name and labels. Compared by identity: one object a series within one parser. Do not change `labels`."""
+    """One line's name and labels. Compared by identity: one object a series in one parser. Do not change `labels`."""
 
     name: str
     labels: Mapping[str, str]
@@ -124,10 +127,11 @@ class PageParser:
                 f"The page is larger than {self._max_bytes} bytes; this is not an engine's /metrics page."
             )
         if isinstance(page, bytes):
+            data = page
             try:
-                page = page.decode("utf-8")
+                page = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                line = page[: error.start].count(b"\n") + 1
+                line = data[: error.start].count(b"\n") + 1
                 raise UnknownFormat(f"Line {line} is not UTF-8 text; is this a /metrics page?", line=line) from error
         start = page[:64].lstrip("\ufeff \t\r\n")
         if start.startswith(("{", "[")):

@@ -1,8 +1,9 @@
 """Store of a scraped page only what says something: numbers that stand still are written at their edges.
 
-Invariant: lossless to differences. Of a run of equal values the first and the last are kept (and one every `heartbeat_s`),
-so the sum of increments between any two scrapes, and the value at any scrape by carrying the last one forward, are those
-of the full page. Series in `always` are kept at every scrape: their means and their zeros are asked for in any window.
+Invariant: lossless to differences. Of a run of equal values the first and the last are kept (and one every
+`heartbeat_s`), so the sum of increments between any two scrapes, and the value at any scrape by carrying the last one
+forward, are those of the full page. Series in `always` are kept at every scrape: their means and their zeros are
+asked for in any window.
 """
 
 from __future__ import annotations

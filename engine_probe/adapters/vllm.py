@@ -1,9 +1,9 @@
 """vLLM 0.8 to 0.33 as seen on its `/metrics` page: wire names mapped to the contract's sample names.
 
 Invariant: the presence of a series decides, never the version; where an old and a new name of one thing stand on the
-same page (0.9 to 0.11, 0.24) the new one takes the canonical name and the old one keeps its own, so nothing is counted
-twice. The name on the wire stays in `labels.wire`. Counters are stored as they are: a restart makes them fall, and
-`deltas` is how to difference them. Source: reference sections 3, 4.3 to 4.5, 13.
+same page (0.9 to 0.11, 0.24) the new one takes the canonical name and the old one keeps its own, so nothing is
+counted twice. The name on the wire stays in `labels.wire`. Counters are stored as they are: a restart makes them
+fall, and `deltas` is how to difference them. Source: reference sections 3, 4.3 to 4.5, 13.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _RULES: Final = _rules()
 
 
 def detect(page: Page) -> str | None:
-    """Who made this page: `vllm`, `vllm_router` (production-stack re-exports `vllm:` names with label `server`), or None."""
+    """Who made this page: `vllm`, `vllm_router` (production-stack: `vllm:` names with label `server`), or None."""
     routed = False
     for sample in page.samples:
         series = sample.series
@@ -110,13 +110,13 @@ def detect(page: Page) -> str | None:
 
 
 def worker_name(worker: str, rank: int | str | None) -> str:
-    """Name of one data-parallel rank (one scheduler, one KV cache) of the instance `worker`; rank 0 keeps the plain name."""
+    """Name of one data-parallel rank (one scheduler, one KV cache) of `worker`; rank 0 keeps the plain name."""
     text = "" if rank is None else str(rank)
     return worker if text in ("", "0") else f"{worker}/dp{text}"
 
 
 def normalise_request_id(engine_id: str) -> str:
-    """The id that the client sent as X-Request-Id: `cmpl-abc-0` and `chatcmpl-abc` -> `abc`. Other ids stay as they are.
+    """The id that the client sent as X-Request-Id: `cmpl-abc-0`, `chatcmpl-abc` -> `abc`. Other ids stay as they are.
 
     Completions get `-<n>` appended for the n-th prompt of a call, chat completions do not (reference 4.1).
     """

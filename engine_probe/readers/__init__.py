@@ -1,1 +1,1 @@
-"""Readers: files that people have (recordings, traces, pages, events) -> tables of the event contract, chunk by chunk."""
+"""Readers: files that people have (recordings, traces, pages, events) -> tables of the contract, chunk by chunk."""

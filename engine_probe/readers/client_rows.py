@@ -1,7 +1,8 @@
 """One row of a load generator's log -> one `request` row at the client's vantage.
 
-Invariant: only what the client saw. Token counts a chunk are known where there are as many chunks as tokens (then each
-has one); phases come only from the engine's answer (vLLM's `metrics`, llama-server's `timings`), they are durations.
+Invariant: only what the client saw. Token counts a chunk are known where there are as many chunks as tokens (then
+each has one); phases come only from the engine's answer (vLLM's `metrics`, llama-server's `timings`), they are
+durations.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from typing import Any
 from engine_probe.errors import UnknownFormat
 
 _REJECTED = frozenset((429, 503))
+_TOLD = {
+    # vLLM's time_to_first_token_ms begins at the first schedule here (queue excluded): it is the prefill.
+    "engine_metrics": {
+        "queue_s": "queue_time_ms",
+        "prefill_s": "time_to_first_token_ms",
+        "decode_s": "generation_time_ms",
+    },
+    "engine_timings": {"prefill_s": "prompt_ms", "decode_s": "predicted_ms"},
+}
 
 
 def client_row(recorded: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -73,17 +83,13 @@ def _state(recorded: Mapping[str, Any]) -> str:
 
 def _phases(recorded: Mapping[str, Any]) -> dict[str, float]:
     """Durations (s) that the engine put into its answer."""
-    told: dict[str, float] = {}
-    vllm, llamacpp = recorded.get("engine_metrics"), recorded.get("engine_timings")
-    if isinstance(vllm, dict):
-        # vLLM's time_to_first_token_ms here begins at the first schedule: it is the prefill.
-        pairs = (
-            ("queue_s", "queue_time_ms"),
-            ("prefill_s", "time_to_first_token_ms"),
-            ("decode_s", "generation_time_ms"),
-        )
-        told = {column: vllm[key] / 1e3 for column, key in pairs if isinstance(vllm.get(key), int | float)}
-    elif isinstance(llamacpp, dict):
-        pairs = (("prefill_s", "prompt_ms"), ("decode_s", "predicted_ms"))
-        told = {column: llamacpp[key] / 1e3 for column, key in pairs if isinstance(llamacpp.get(key), int | float)}
-    return {column: value for column, value in told.items() if value >= 0}
+    for key, names in _TOLD.items():
+        answer = recorded.get(key)
+        if isinstance(answer, dict):
+            told = {column: answer.get(name) for column, name in names.items()}
+            return {
+                column: value / 1e3
+                for column, value in told.items()
+                if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e10
+            }
+    return {}

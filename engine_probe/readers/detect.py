@@ -14,8 +14,8 @@ from engine_probe.readers.recording import Recording
 from engine_probe.readers.source import Source
 
 KNOWN = (
-    "a recording folder (with scenario.json), a Mooncake trace (JSON lines), Prometheus text (a page or a folder of pages), "
-    "NDJSON events, Parquet events, or a folder of them"
+    "a recording folder (with scenario.json), a Mooncake trace (JSON lines), Prometheus text (a page or a folder of "
+    "pages), NDJSON events, Parquet events, or a folder of them"
 )
 _HEAD_BYTES = 1 << 20
 

@@ -1,9 +1,9 @@
 """Events in the contract's own form: NDJSON (a header line, then a row a line with its `kind`) and Parquet.
 
-A Parquet file tells its kind by `kvscope.kind` in its schema's metadata, by a folder `kind=NAME`, or by a name that begins
-with the kind; files of a folder are read in the order of their paths. A sealed store folder (kind=/date=/hour=) and a file
-sink's folder are such folders. Columns that the contract does not know are counted and left out. Every row is judged by
-the same rules as at ingest, and a row that breaks them is named with its file.
+A Parquet file tells its kind by `kvscope.kind` in its schema's metadata, by a folder `kind=NAME`, or by a name that
+begins with the kind; files of a folder are read in the order of their paths. A sealed store folder
+(kind=/date=/hour=) and a file sink's folder are such folders. Columns that the contract does not know are counted and
+left out. Every row is judged by the same rules as at ingest, and a row that breaks them is named with its file.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def kind_of(path: Path, root: Path, metadata: Mapping[bytes, bytes]) -> str:
         if kind in KINDS:
             return kind
     raise UnknownFormat(
-        f"{path.name} does not tell the kind of its rows. Put it into a folder kind=NAME, or name it NAME.parquet, with "
-        f"NAME one of {', '.join(KINDS)}."
+        f"{path.name} does not tell the kind of its rows. Put it into a folder kind=NAME, or name it NAME.parquet, "
+        f"with NAME one of {', '.join(KINDS)}."
     )
 
 

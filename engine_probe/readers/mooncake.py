@@ -1,9 +1,10 @@
 """Mooncake traces (FAST'25 release): one request a line, with lengths and prefix ids but without any timing.
 
-A line becomes a `request` at the client's vantage: arrival, prompt and output tokens, and `prompt_blocks` from `hash_ids`
-(an id is one block of 512 tokens and equal ids mean equal prefixes up to there, which is what a chain hash means; the last
-block may be partial and is kept, as the trace's own figures count it). Times are relative: they are laid from
-2025-01-01T00:00:00Z on, or from `--start`. Nothing is known of tokens, ends or hits: null. Source: reference 16.1.
+A line becomes a `request` at the client's vantage: arrival, prompt and output tokens, and `prompt_blocks` from
+`hash_ids` (an id is one block of 512 tokens and equal ids mean equal prefixes up to there, which is what a chain hash
+means; the last block may be partial and is kept, as the trace's own figures count it). Times are relative: they are
+laid from 2025-01-01T00:00:00Z on, or from `--start`. Nothing is known of tokens, ends or hits: null. Source:
+reference 16.1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prometheus pages kept as files: one page, a folder of pages, or a log of scrapes (JSON lines with at_ns and text).
 
-The instant of a page is, in this order: the timestamps on its samples; `--start` (one page); a file name that is a number
-of ns, us, ms or s since 1970, or an ISO instant; the file's time of last change, which is said. Pages of a folder are
-read in the order of their instants.
+The instant of a page is, in this order: the timestamps on its samples; `--start` (one page); a file name that is a
+number of ns, us, ms or s since 1970, or an ISO instant; the file's time of last change, which is said. Pages of a
+folder are read in the order of their instants.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class PageFiles:
         notes.left_out += [f"{path.name}: not a page" for path in self._others]
         if guessed:
             notes.left_out.append(
-                f"instants: {guessed} pages without a time got that of the file's last change; give --start for one page, "
-                "or name each file by its instant"
+                f"instants: {guessed} pages without a time got that of the file's last change; give --start for one "
+                "page, or name each file by its instant"
             )
         if not target.num_read:
             raise UnknownFormat(
@@ -109,10 +109,10 @@ class ScrapeLog:
 
 
 def instant_of_name(stem: str) -> int | None:
-    """Instant (UTC ns) that a file's name tells: digits since 1970 in ns, us, ms or s, or ISO 8601; None where it tells none."""
+    """Instant (UTC ns) in a file's name: digits since 1970 in ns, us, ms or s, or ISO 8601; None where there is none."""
     digits = re.search(r"(?<!\d)(\d{10}|\d{13}|\d{16}|\d{19})(?!\d)", stem)
     if digits is not None:
-        return int(digits[1]) * 10 ** (19 - len(digits[1]))
+        return int(digits[1].ljust(19, "0"))
     iso = re.search(r"\d{4}-\d{2}-\d{2}[T_ ]\d{2}[:.-]?\d{2}[:.-]?\d{2}", stem)
     if iso is None:
         return None

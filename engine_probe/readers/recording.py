@@ -2,9 +2,9 @@
 
 What becomes what: client.jsonl.gz -> `request` at the client's vantage; otlp -> `request` at the engine's; metrics ->
 `sample`; kv_events -> `block`; host -> `sample` cpu_util; scenario and engine logs -> `worker`; its windows -> `mark`
-experiment with attrs window, edge, start_ns, end_ns. All instants are of one host clock: a `clock` mark with offset and
-error 0 says so for the client and each worker. Invariant: the folder's name and the keys `truth`, `title`, `scenario`,
-`workload` and `prefix_group`, which tell the answer, are never read into rows.
+experiment with attrs window, edge, start_ns, end_ns. All instants are of one host clock: a `clock` mark with offset
+and error 0 says so for the client and each worker. Invariant: the folder's name and the keys `truth`, `title`,
+`scenario`, `workload` and `prefix_group`, which tell the answer, are never read into rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from engine_probe.adapters.thinning import Row
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
 from engine_probe.readers.lines import json_lines, text_lines
-from engine_probe.readers.source import CHUNK_ROWS, FoundWindow, Notes, ReadOptions
 from engine_probe.readers.scrapes import ScrapeTarget, sample_table
+from engine_probe.readers.source import CHUNK_ROWS, FoundWindow, Notes, ReadOptions
 from engine_probe.schema import table_from_rows
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _scenario_facts(scenario: Mapping[str, Any], worker: str) -> dict[str, Any]:
         name = str(flag).lstrip("-").replace("-", "_")
         if name.removeprefix("no_") in SAFE_FLAGS and name.startswith("no_"):
             name, value = name.removeprefix("no_"), False
-        if name in SAFE_FLAGS or scenario["engine"] != vllm.ENGINE and not isinstance(value, str):
+        if name in SAFE_FLAGS or (scenario["engine"] != vllm.ENGINE and not isinstance(value, str)):
             flags[name] = str(value)
     size, per_token = model.get("block_size"), model.get("kv_bytes_per_token")
     version = _dict(_dict(_dict(scenario.get("endpoint_info")).get(worker)).get("/version")).get("version")

@@ -68,7 +68,7 @@ def sample_table(rows: list[Row]) -> pa.Table:
     workers, instants, names, labels, values = zip(*rows, strict=True)
     # A page's rows share few label sets: each is converted once and taken by position.
     positions: dict[int, int] = {}
-    distinct = []
+    distinct: list[list[tuple[str, str]]] = []
     for pairs in labels:
         if id(pairs) not in positions:
             positions[id(pairs)] = len(distinct)

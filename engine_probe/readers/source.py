@@ -1,7 +1,7 @@
-"""What a reader is: something on disk that was recognised, and yields tables of the contract in a fixed order of chunks.
+"""What a reader is: something on disk that was recognised, and yields tables of the contract in a fixed order.
 
-Invariant: the same content under the same options yields the same chunks in the same order, so that a chunk's number and
-the content's digest identify its rows, and importing twice changes nothing.
+Invariant: the same content under the same options yields the same chunks in the same order, so that a chunk's number
+and the content's digest identify its rows, and importing twice changes nothing.
 """
 
 from __future__ import annotations
