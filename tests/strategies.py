@@ -1,4 +1,4 @@
-"""Hypothesis strategies of rows and tables of every kind, derived from `events.py`: a new column is tested from its first day.
+"""Hypothesis strategies of rows and tables of every kind, derived from `events.py`: a new column is tested at once.
 
 What they make is valid: it passes `validate`. Break it on purpose in the test that wants it broken.
 """

@@ -179,7 +179,7 @@ def test_the_second_stream_is_named_by_its_place() -> None:
 
 
 def test_a_compressed_bomb_is_refused_before_it_is_unfolded() -> None:
-    """One megabyte of one letter, compressed to a few kilobytes, is too large for a limit of 100 kB and fine for 2 MB."""
+    """One megabyte of one letter, a few kilobytes when compressed, is too large for 100 kB and fine for 2 MB."""
     body = stream({"at_ns": [NOW], "name": ["a" * 10**6], "value": [1.0]}, compression="lz4")
     assert len(body) < 10_000
     with pytest.raises(TooLarge, match="larger than allowed once decompressed"):
