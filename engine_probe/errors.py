@@ -25,6 +25,7 @@
         +-- NotFound             no such thing is stored
         +-- BodyTimeout          the client stopped sending in mid-body
         +-- TooManyBatches       the ingest queue or its memory is full
+        +-- TooManyQueries       enough read queries run and wait
         +-- NotReady             starting, or draining before it stops
         +-- CollectorUnreachable no collector answers at the address
         +-- CannotListen         the address is in use, or not allowed
@@ -197,6 +198,14 @@ class TooManyBatches(CollectorError):
     http_status = 429
     exit_code = EXIT_UNREACHABLE
     title = "Collector is busy"
+
+
+class TooManyQueries(CollectorError):
+    """Facts: retry_after_s."""
+
+    http_status = 429
+    exit_code = EXIT_UNREACHABLE
+    title = "Too many queries"
 
 
 class NotReady(CollectorError):
