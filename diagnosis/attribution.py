@@ -26,7 +26,7 @@ from engine_probe.errors import BadWindow, DiagnosisError
 
 MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row
 MATERIAL_SHARE = 0.10
-WORK_BUDGET = 4.0e8  # numbers that are looked at in about a second
+WORK_BUDGET = 3.0e8  # numbers that are looked at in about a second
 MIN_REPLICATES = 40
 
 

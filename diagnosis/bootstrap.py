@@ -136,15 +136,16 @@ def _block_length(series: F64) -> int:
 
 
 def _autocorrelation(series: F64) -> F64:
-    """Sample autocorrelation at lags 0 .. n/4; all zeros beyond lag 0 for a constant series."""
+    """Sample autocorrelation at lags 0 .. n/10 (at least 20 where there are as many); zeros for a constant series."""
     n = series.size
+    lags = min(n - 1, max(n // 10, 20))
     centred = series - series.mean()
-    size = 1 << (2 * n - 1).bit_length()
+    size = 1 << (n + lags).bit_length()
     spectrum = np.fft.rfft(centred, size)
-    covariance = np.fft.irfft(spectrum * np.conj(spectrum), size)[: max(n // 4, 1) + 1]
+    covariance = np.fft.irfft(spectrum * np.conj(spectrum), size)[: lags + 1]
     variance = covariance[0]
-    if variance <= 1e-12 * max(float(np.dot(series, series)), 1e-300):
-        return np.concatenate([np.ones(1), np.zeros(covariance.size - 1)])
+    if variance <= 1e-12 * max(float((series * series).sum()), 1e-300):
+        return np.concatenate([np.ones(1), np.zeros(lags)])
     return np.asarray(covariance / variance, dtype=np.float64)
 
 

@@ -102,21 +102,44 @@ class Arm:
     def stays_in_band(self, through: Counts, total: float) -> bool:
         """Whether every cumulative mass lies inside the band that the advance bounds assume."""
         scale = self.nominal / total
-        scaled = through if scale == 1.0 else through * scale
-        return bool((scaled >= self.low).all() and (scaled <= self.high).all())
+        for k in range(self.g):
+            row = through[k] if scale == 1.0 else through[k] * scale
+            if (row < self.low[k]).any() or (row > self.high[k]).any():
+                return False
+        return True
 
-    def _band(self) -> tuple[Counts, Counts]:
-        """Lowest and highest cumulative mass expected of a replicate, [g, n], both rising along the ranks."""
-        share = self.through / self.nominal
-        block = float(self.block) if self.repeats is None else self.n / max(np.unique(self.repeats).size, 1)
-        scatter = block / kish(np.asarray(self.mass, dtype=np.float64))
-        reach = self.nominal * (4.5 * np.sqrt(scatter * share * (1.0 - share)) + 10.0 * scatter)
-        low = np.maximum(np.maximum.accumulate(self.through - reach, axis=1), 0.0)
-        high = np.minimum.accumulate((self.through + reach)[:, ::-1], axis=1)[:, ::-1]
-        high = np.minimum(high, self.nominal)
-        if self.weights is not None:
-            return low * (1 - 1e-9), high * (1 + 1e-9)
-        return np.floor(low).astype(np.int32), np.ceil(high).astype(np.int32)
+    def _band(self) -> tuple[list[Counts], list[Counts]]:
+        """Lowest and highest cumulative mass expected of a replicate at each rank [n] of each column; both rise."""
+        scatter = self._inflation() / kish(np.asarray(self.mass, dtype=np.float64))
+        low, high = [], []
+        for through in self.through if self.weights is not None else self.through[:1]:
+            share = np.clip(through / self.nominal, 0.0, 1.0)
+            reach = self.nominal * (4.5 * np.sqrt(scatter * share * (1.0 - share)) + 10.0 * scatter)
+            lowest = np.maximum(np.maximum.accumulate(through - reach), 0.0)
+            highest = np.minimum(np.minimum.accumulate((through + reach)[::-1])[::-1], self.nominal)
+            if self.weights is None:
+                low.append(np.floor(lowest).astype(np.int32))
+                high.append(np.ceil(highest).astype(np.int32))
+            else:
+                low.append(lowest * (1 - 1e-9))
+                high.append(highest * (1 + 1e-9))
+        if self.weights is None:  # without weights every column counts alike
+            return low * self.g, high * self.g
+        return low, high
+
+    def _inflation(self) -> float:
+        """How much more a resampled share scatters than that of independent requests: 1 to the length of a block."""
+        if self.repeats is not None:
+            return self.n / np.unique(self.repeats).size
+        whole = self.n - self.n % self.block
+        worst = 1.0
+        for level in (0.5, 0.9, 0.99):
+            edges = self.ordered[:, int(level * (self.n - 1))]
+            above = (self.columns[:, :whole] > edges[:, None]).reshape(self.g, -1, self.block).sum(axis=2)
+            share = above.mean(axis=1) / self.block
+            ratio = above.var(axis=1) / np.maximum(self.block * share * (1.0 - share), 1e-9)
+            worst = max(worst, float(ratio.max(initial=0.0)))
+        return min(1.3 * worst, float(self.block))
 
 
 class Game:
@@ -140,14 +163,9 @@ class Game:
         base_total, total = mass_sum(base_mass), mass_sum(mass)
         banded = self.base.stays_in_band(base_through, base_total) and self.suspect.stays_in_band(through, total)
         near = self._near(mass) if banded else np.flatnonzero(mass > 0)
-        middle = np.array([t.take(p.take(near)) for t, p in zip(through, self.place, strict=True)]).reshape(self.g, -1)
-        needle = (middle - mass[near] * 0.5) * (base_total / total)
-        matched = np.array(
-            [
-                source.take(np.searchsorted(reached, at), mode="clip")
-                for source, reached, at in zip(self.base.ordered, base_through, needle, strict=True)
-            ]
-        ).reshape(self.g, -1)
+        matched = np.empty((self.g, near.size))
+        for k in range(self.g):
+            matched[k] = self._match(k, near, mass, through[k], base_through[k], base_total / total)
         own = self.suspect.columns[:, near]
         keep = self._can_matter(own, matched, mass[near], total)
         quantile, shortfall = self._coalitions(own[:, keep], matched[:, keep], mass[near[keep]], total)
@@ -160,7 +178,7 @@ class Game:
             es_rows=(self.shapley * (shortfall - shortfall[0])).sum(axis=1),
             es_dependence=float(shortfall[0] - base_shortfall),
             mean_rows=means - base_means,
-            work=4 * self.g * (self.base.n + self.suspect.n) + 10 * self.g * near.size + (8 << self.g) * keep.size,
+            work=self._work(near.size, keep.size),
         )
 
     def _advance_bounds(self) -> tuple[F64, F64]:
@@ -169,9 +187,10 @@ class Game:
         lower, upper = np.zeros(suspect.n), np.zeros(suspect.n)
         scale = base.nominal / suspect.nominal
         for k in range(self.g):
-            before = np.concatenate([[0], suspect.low[k][:-1]])
-            least = np.searchsorted(base.high[k], before * scale * (1 - 1e-9))
-            most = np.searchsorted(base.low[k], suspect.high[k] * scale * (1 + 1e-9))
+            if k == 0 or base.weights is not None or suspect.weights is not None:
+                before = np.concatenate([[0], suspect.low[k][:-1]])
+                least = np.searchsorted(base.high[k], before * scale * (1 - 1e-9))
+                most = np.searchsorted(base.low[k], suspect.high[k] * scale * (1 + 1e-9))
             own = suspect.ordered[k]
             order = suspect.orders[k]
             lower[order] += np.minimum(own, base.ordered[k].take(least, mode="clip"))
@@ -184,6 +203,19 @@ class Game:
         count = self.rising_upper.size - int(np.searchsorted(self.rising_upper, floor - slack(floor)))
         near = np.sort(self.by_upper[:count])
         return near[mass.take(near) > 0]
+
+    def _match(
+        self, k: int, near: Index, mass: Counts, through: Counts, base_through: Counts, scale: float
+    ) -> F64:
+        """Baseline seconds of part k at the weighted ranks of the requests `near`: their middle rank, lower inverse."""
+        place = self.place[k].take(near)
+        by_place = np.argsort(place)  # a search for rising needles stays in the cache
+        rising = place[by_place]
+        middle = through.take(rising) - mass.take(near[by_place]) * 0.5
+        found = np.searchsorted(base_through, rank_needle(middle * scale, base_through))
+        matched = np.empty(near.size)
+        matched[by_place] = self.base.ordered[k].take(found, mode="clip")
+        return matched
 
     def _can_matter(self, own: F64, matched: F64, mass: Counts, total: float) -> Index:
         """The same with the exact bounds of this replicate; all who are not `near` lie below the quantile anyway."""
@@ -200,6 +232,12 @@ class Game:
             np.add(values[: 1 << k], own[k] - matched[k], out=values[1 << k : 2 << k])
         values[-1] = sum_rows(own)
         return tails(values, mass, total, self.q)
+
+    def _work(self, near: int, keep: int) -> int:
+        """Numbers looked at in one play; weights cost more, since they are sorted where counts are partitioned."""
+        weighted = self.base.weights is not None or self.suspect.weights is not None
+        everyone = 5 * self.g * (self.base.n + self.suspect.n)
+        return (2 if weighted else 1) * (everyone + 10 * self.g * near + (8 << self.g) * keep)
 
     def _base_tail(self, mass: Counts, total: float) -> tuple[float, float]:
         by_total = self.base.by_total
@@ -223,12 +261,17 @@ def tails(values: F64, mass: Counts, total: float, q: str) -> tuple[F64, F64]:
         quantile = values[:, at]
         worst = np.sort(values[:, at + 1 :], axis=1)  # sorted, so that equal samples add up to the same last bit
         return quantile, (worst.sum(axis=1) + (rest - above) * quantile) / rest
-    order = np.argsort(-values, axis=1, kind="stable")
+    order = np.argsort(-values, axis=1)  # whichever of equal values comes first, the sums are the same
     values, held = np.take_along_axis(values, order, axis=1), mass[order]
     index = np.minimum(tail_indices(held, q, np.full(values.shape[0], total)), values.shape[1] - 1)
     quantile = np.take_along_axis(values, index[:, None], axis=1)[:, 0]
     inside = np.minimum(np.maximum(rest - (np.cumsum(held, axis=1) - held), 0.0), held)
     return quantile, (values * inside).sum(axis=1) / inside.sum(axis=1)
+
+
+def rank_needle(middle: F64, through: Counts) -> Counts:
+    """What to search for among cumulative masses: in whole numbers the first one >= m is the first >= ceil(m)."""
+    return middle if through.dtype.kind == "f" else np.ceil(middle).astype(through.dtype)
 
 
 def shapley_matrix(g: int) -> F64:
