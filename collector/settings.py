@@ -64,7 +64,7 @@ class IngestSettings(_Section):
 class ReadSettings(_Section):
     """Limits of the read API."""
 
-    max_concurrent: int = _f(4, "queries", "read queries running at the same time; others wait", ge=1)
+    max_concurrent: int = _f(2, "queries", "read queries running at the same time; others wait", ge=1)
     max_waiting: int = _f(64, "queries", "read queries waiting for their turn; above, 429", ge=0)
     page_rows: int = _f(100, "rows", "rows of a page where the caller names no limit", ge=1)
     max_page_rows: int = _f(5_000, "rows", "most rows of a page", ge=1)
