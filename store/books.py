@@ -1,14 +1,16 @@
-"""What the writer knows of senders, applied batches and row counts: a mirror in memory of four small tables.
+"""What the writer knows of senders and applied batches: a mirror in memory of four small tables.
 
-Invariant: the mirror equals the tables after every commit. A change is written inside the transaction of the rows it speaks of,
-and the mirror takes it over (`settle`) only when that transaction is on disk.
+Invariant: the mirror equals the tables after every commit. What a commit changes is written inside the transaction of
+its rows as new rows of `batch_journal` (one statement, cheap), and the mirror takes it over (`settle`) only when that
+transaction is on disk. `fold` moves the journal into `batch_range` and `sender`, so both stay compact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 import duckdb
 import sqlalchemy as sa
@@ -18,9 +20,13 @@ from store.clock import SenderClock
 from store.interface import BatchId, SourceInfo
 from store.ranges import SeqRanges
 from store.statements import render
-from store.tables import BATCH_RANGE, ROW_COUNT, SOURCE
+from store.tables import BATCH_JOURNAL, BATCH_RANGE, KIND_STATE, SENDER
 
-Key = tuple[str, str]  # (source, epoch)
+Key = tuple[str, str]
+"""(source, epoch); the epoch of a sender without identity is empty."""
+
+FOLD_AFTER: Final = 1000
+"""Rows of the journal after which it is folded."""
 
 
 @dataclass(slots=True)
@@ -30,38 +36,74 @@ class SenderState:
     first_received_ns: int
     last_received_ns: int
     num_batches: int = 0
-    num_rows: int = 0
+    num_rows: dict[str, int] = field(default_factory=dict)
     clock_offset_s: float | None = None
     clock_error_s: float | None = None
+
+    def add(self, entry: Entry) -> None:
+        """Take in one row of the journal."""
+        self.last_received_ns = max(self.last_received_ns, entry.received_ns)
+        self.num_batches += entry.num_batches
+        for kind, count in entry.num_rows.items():
+            self.num_rows[kind] = self.num_rows.get(kind, 0) + count
+        if entry.clock_offset_s is not None:
+            self.clock_offset_s, self.clock_error_s = entry.clock_offset_s, entry.clock_error_s
 
 
 @dataclass(slots=True)
 class KindState:
-    """The books of one kind: rows in the table = appended - removed."""
+    """What retention and sealing did to one kind."""
 
-    appended: int = 0
-    removed: int = 0
+    num_removed: int = 0
     sealed_through_ns: int | None = None
 
 
 @dataclass(slots=True)
-class Change:
-    """What one transaction will change; collected, written, then settled."""
+class Entry:
+    """One row of the journal: batches `first_seq..last_seq` of one sender (none without identity) in one commit."""
 
-    ranges: dict[Key, SeqRanges] = field(default_factory=dict)
-    senders: dict[Key, SenderState] = field(default_factory=dict)
-    appended: dict[str, int] = field(default_factory=dict)
+    source: str
+    epoch: str
+    first_seq: int | None
+    last_seq: int | None
+    received_ns: int
+    num_batches: int
+    num_rows: dict[str, int]
+    clock_offset_s: float | None = None
+    clock_error_s: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """Whose batches they are."""
+        return self.source, self.epoch
+
+    def values(self) -> list[Any]:
+        """Parameters of the row."""
+        return [
+            self.source,
+            self.epoch,
+            self.first_seq,
+            self.last_seq,
+            self.received_ns,
+            self.num_batches,
+            _map(self.num_rows),
+            self.clock_offset_s,
+            self.clock_error_s,
+        ]
 
 
 class Books:
-    """Mirror of `source`, `batch_range` and `row_count`; owned by the writer's thread, read by others in snapshots."""
+    """Mirror of the relational side; changed by the writer's thread alone, read by others between its commits."""
 
     def __init__(self) -> None:
         self.ranges: dict[Key, SeqRanges] = {}
         self.senders: dict[Key, SenderState] = {}
         self.kinds: dict[str, KindState] = {kind: KindState() for kind in KINDS}
-        self._clocks: dict[str, SenderClock] = {}
         self.last_received_ns = 0
+        self._clocks: dict[str, SenderClock] = {}
+        self._journal_rows = 0
+        self._unfolded: set[Key] = set()
+        self._settling = Lock()
 
     @classmethod
     def load(cls, cursor: duckdb.DuckDBPyConnection, *, clocks_of: Books | None = None) -> Books:
@@ -73,13 +115,13 @@ class Books:
         for source, epoch, first, last in _fetch(cursor, sa.select(BATCH_RANGE)):
             ranges.setdefault((source, epoch), []).append((first, last))
         books.ranges = {key: SeqRanges(found) for key, found in ranges.items()}
-        for source, epoch, *facts in _fetch(cursor, sa.select(SOURCE)):
+        for source, epoch, *facts in _fetch(cursor, sa.select(SENDER)):
             books.senders[source, epoch] = SenderState(*facts)
-        for kind, *facts in _fetch(cursor, sa.select(ROW_COUNT)):
-            books.kinds[kind] = KindState(*facts)
-        received = [state.last_received_ns for state in books.senders.values()]
-        sealed = [state.sealed_through_ns or 0 for state in books.kinds.values()]
-        books.last_received_ns = max([0, *received, *sealed])
+            books.last_received_ns = max(books.last_received_ns, books.senders[source, epoch].last_received_ns)
+        for kind, *state in _fetch(cursor, sa.select(KIND_STATE)):
+            books.kinds[kind] = KindState(*state)
+            books.last_received_ns = max(books.last_received_ns, books.kinds[kind].sealed_through_ns or 0)
+        books.settle([Entry(*row) for row in _fetch(cursor, sa.select(BATCH_JOURNAL))])
         return books
 
     def is_applied(self, identity: BatchId) -> bool:
@@ -87,73 +129,109 @@ class Books:
         found = self.ranges.get((identity.source, identity.epoch))
         return found is not None and identity.seq in found
 
-    def note(
+    def entry(
         self,
-        change: Change,
         identity: BatchId | None,
         source: str,
+        rows: Mapping[str, int],
         *,
         sent_ns: int | None,
         received_ns: int,
         row_ns: int,
-        rows: Mapping[str, int],
-    ) -> None:
-        """Add one batch to a change. `received_ns` is when it came, `row_ns` the instant its rows carry."""
-        key = (source, identity.epoch if identity else "")
-        if identity is not None:
-            if key not in change.ranges:
-                change.ranges[key] = self.ranges[key].copy() if key in self.ranges else SeqRanges()
-            change.ranges[key].add(identity.seq)
-        if key not in change.senders:
-            known = self.senders.get(key)
-            change.senders[key] = (
-                SenderState(row_ns, row_ns)
-                if known is None
-                else SenderState(known.first_received_ns, row_ns, known.num_batches, known.num_rows)
-            )
-            if known is not None:
-                change.senders[key].clock_offset_s, change.senders[key].clock_error_s = (
-                    known.clock_offset_s,
-                    known.clock_error_s,
-                )
-        state = change.senders[key]
-        state.last_received_ns = max(state.last_received_ns, row_ns)
-        state.num_batches += 1
-        state.num_rows += sum(rows.values())
+    ) -> Entry:
+        """The journal row of one batch. `received_ns` is when it came, `row_ns` the instant its rows carry."""
+        seq = None if identity is None else identity.seq
+        entry = Entry(source, identity.epoch if identity else "", seq, seq, row_ns, 1, dict(rows))
         if sent_ns is not None:
             clock = self._clocks.setdefault(source, SenderClock())
             clock.saw(sent_ns, received_ns)
-            state.clock_offset_s, state.clock_error_s = clock.offset_s, clock.error_s
-        for kind, count in rows.items():
-            change.appended[kind] = change.appended.get(kind, 0) + count
+            entry.clock_offset_s, entry.clock_error_s = clock.offset_s, clock.error_s
+        return entry
 
-    def write(self, cursor: duckdb.DuckDBPyConnection, change: Change) -> None:
-        """Write a change inside the transaction that is open on `cursor`."""
-        for key, ranges in change.ranges.items():
-            self._write_ranges(cursor, key, ranges)
-        for key, state in change.senders.items():
-            _write_sender(cursor, key, state, is_new=key not in self.senders)
-        for kind, count in change.appended.items():
-            cursor.execute("UPDATE row_count SET appended = appended + ? WHERE kind = ?", [count, kind])
+    @staticmethod
+    def merged(entries: list[Entry]) -> list[Entry]:
+        """The entries of one commit with neighbouring batches of a sender made one row."""
+        merged: list[Entry] = []
+        for entry in sorted(entries, key=lambda e: (e.key, e.first_seq is not None, e.first_seq or 0)):
+            before = merged[-1] if merged else None
+            if before is None or before.key != entry.key or not _touch(before.last_seq, entry.first_seq):
+                merged.append(entry)
+                continue
+            before.last_seq = entry.last_seq
+            before.received_ns = max(before.received_ns, entry.received_ns)
+            before.num_batches += entry.num_batches
+            for kind, count in entry.num_rows.items():
+                before.num_rows[kind] = before.num_rows.get(kind, 0) + count
+            if entry.clock_offset_s is not None:
+                before.clock_offset_s, before.clock_error_s = entry.clock_offset_s, entry.clock_error_s
+        return merged
 
-    def settle(self, change: Change) -> None:
-        """The transaction is on disk: take the change over."""
-        self.ranges.update(change.ranges)
-        self.senders.update(change.senders)
-        for kind, count in change.appended.items():
-            self.kinds[kind].appended += count
-        for state in change.senders.values():
-            self.last_received_ns = max(self.last_received_ns, state.last_received_ns)
+    def write(self, cursor: duckdb.DuckDBPyConnection, entries: list[Entry]) -> None:
+        """Write the entries inside the transaction that is open on `cursor`."""
+        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(entries))
+        cursor.execute(f"INSERT INTO batch_journal VALUES {marks}", [v for entry in entries for v in entry.values()])
+
+    def settle(self, entries: list[Entry]) -> None:
+        """The transaction is on disk: take its entries over."""
+        with self._settling:
+            for entry in entries:
+                if entry.first_seq is not None and entry.last_seq is not None:
+                    self.ranges.setdefault(entry.key, SeqRanges()).add_range(entry.first_seq, entry.last_seq)
+                state = self.senders.setdefault(entry.key, SenderState(entry.received_ns, entry.received_ns))
+                state.add(entry)
+                self._unfolded.add(entry.key)
+                self.last_received_ns = max(self.last_received_ns, entry.received_ns)
+            self._journal_rows += len(entries)
+
+    @property
+    def wants_fold(self) -> bool:
+        """The journal has grown long."""
+        return self._journal_rows >= FOLD_AFTER
+
+    def fold(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Move the journal into the compact tables, in one transaction of its own."""
+        if not self._journal_rows:
+            return
+        cursor.execute("BEGIN")
+        for key in self._unfolded:
+            cursor.execute("DELETE FROM batch_range WHERE source = ? AND epoch = ?", list(key))
+            cursor.execute("DELETE FROM sender WHERE source = ? AND epoch = ?", list(key))
+            ranges = [value for span in self.ranges.get(key, ()) for value in (*key, *span)]
+            if ranges:
+                marks = ", ".join(["(?, ?, ?, ?)"] * (len(ranges) // 4))
+                cursor.execute(f"INSERT INTO batch_range VALUES {marks}", ranges)
+            state = self.senders[key]
+            cursor.execute(
+                "INSERT INTO sender VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    *key,
+                    state.first_received_ns,
+                    state.last_received_ns,
+                    state.num_batches,
+                    _map(state.num_rows),
+                    state.clock_offset_s,
+                    state.clock_error_s,
+                ],
+            )
+        cursor.execute("DELETE FROM batch_journal")
+        cursor.execute("COMMIT")
+        self._journal_rows = 0
+        self._unfolded.clear()
+
+    def num_appended(self, kind: str) -> int:
+        """Rows of a kind ever committed."""
+        with self._settling:
+            return sum(state.num_rows.get(kind, 0) for state in self.senders.values())
 
     def infos(self) -> list[SourceInfo]:
         """Every sender with its newest epoch, most recently heard first."""
         newest: dict[str, tuple[Key, SenderState]] = {}
-        for key, state in list(self.senders.items()):
-            held = newest.get(key[0])
-            if held is None or state.last_received_ns >= held[1].last_received_ns:
-                newest[key[0]] = (key, state)
-        ordered = sorted(newest.values(), key=lambda pair: -pair[1].last_received_ns)
-        return [self._info(key, state) for key, state in ordered]
+        with self._settling:
+            for key, state in self.senders.items():
+                held = newest.get(key[0])
+                if held is None or state.last_received_ns >= held[1].last_received_ns:
+                    newest[key[0]] = (key, state)
+            return [self._info(*pair) for pair in sorted(newest.values(), key=lambda pair: -pair[1].last_received_ns)]
 
     def _info(self, key: Key, state: SenderState) -> SourceInfo:
         ranges = self.ranges.get(key, SeqRanges())
@@ -167,34 +245,19 @@ class Books:
             clock_error_s=state.clock_error_s,
         )
 
-    def _write_ranges(self, cursor: duckdb.DuckDBPyConnection, key: Key, ranges: SeqRanges) -> None:
-        """Bring the rows of one sender from the mirror's ranges to `ranges`, touching what differs."""
-        old = dict(self.ranges.get(key, ()))
-        new = dict(ranges)
-        for first in old.keys() - new.keys():
-            cursor.execute("DELETE FROM batch_range WHERE source = ? AND epoch = ? AND first_seq = ?", [*key, first])
-        for first, last in new.items():
-            if first not in old:
-                cursor.execute("INSERT INTO batch_range VALUES (?, ?, ?, ?)", [*key, first, last])
-            elif old[first] != last:
-                cursor.execute(
-                    "UPDATE batch_range SET last_seq = ? WHERE source = ? AND epoch = ? AND first_seq = ?",
-                    [last, *key, first],
-                )
+
+def _touch(last: int | None, first: int | None) -> bool:
+    """Two entries of one sender can be one: both without identity, or the second follows the first."""
+    if last is None or first is None:
+        return last is None and first is None
+    return first == last + 1
 
 
-def _write_sender(cursor: duckdb.DuckDBPyConnection, key: Key, state: SenderState, *, is_new: bool) -> None:
-    facts = [state.last_received_ns, state.num_batches, state.num_rows, state.clock_offset_s, state.clock_error_s]
-    if is_new:
-        cursor.execute("INSERT INTO source VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [*key, state.first_received_ns, *facts])
-    else:
-        cursor.execute(
-            "UPDATE source SET last_received_ns = ?, num_batches = ?, num_rows = ?, clock_offset_s = ?, clock_error_s = ? "
-            "WHERE source = ? AND epoch = ?",
-            [*facts, *key],
-        )
+def _map(counts: Mapping[str, int]) -> dict[str, list[Any]]:
+    """A MAP as DuckDB's Python binding takes it."""
+    return {"key": list(counts), "value": list(counts.values())}
 
 
-def _fetch(cursor: duckdb.DuckDBPyConnection, statement: Any) -> Iterable[tuple[Any, ...]]:
+def _fetch(cursor: duckdb.DuckDBPyConnection, statement: Any) -> Iterator[tuple[Any, ...]]:
     sql, values = render(statement)
-    return cursor.execute(sql, values).fetchall()
+    yield from cursor.execute(sql, values).fetchall()

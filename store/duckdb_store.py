@@ -66,7 +66,7 @@ class DuckDBStore:
     def append(self, batch: Batch, timeout_s: float = 30.0) -> Receipt:
         """Commit a batch; back when it is on disk. Raises StoreBusy, DiskFull, BatchRejected. See `Store.append`."""
         self._writing()
-        _check_tables(batch)
+        check_tables(batch)
         received_ns = self._clock() if batch.received_ns is None else batch.received_ns
         num_rows = sum(table.num_rows for table in batch.tables.values())
         num_bytes = sum(table.nbytes for table in batch.tables.values())
@@ -198,7 +198,7 @@ def contract_types(kind: str, table: pa.Table) -> pa.Table:
     return table
 
 
-def _check_tables(batch: Batch) -> None:
+def check_tables(batch: Batch) -> None:
     """BatchRejected where a table is of no known kind or does not have exactly the contract's columns."""
     for kind, table in batch.tables.items():
         if kind not in TABLES:

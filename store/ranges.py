@@ -1,7 +1,7 @@
 """Sets of sequence numbers kept as disjoint inclusive ranges with neighbours merged.
 
-Invariant: `first <= last` in every range, ranges ascend, and between two ranges at least one number is missing. So a sender
-that loses nothing is one range for ever, and what is missing can be told.
+Invariant: `first <= last` in every range, ranges ascend, and between two ranges at least one number is missing. So a
+sender that loses nothing is one range for ever, and what is missing can be told.
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ class SeqRanges:
     __slots__ = ("_first", "_last")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        """ValueError where two of the ranges overlap."""
         self._first: list[int] = []
         self._last: list[int] = []
         for first, last in sorted(ranges):
-            if first > last or (self._last and first <= self._last[-1]):
-                raise ValueError(f"ranges overlap or run backwards at {first}..{last}")
-            if self._last and first == self._last[-1] + 1:
-                self._last[-1] = last
-            else:
-                self._first.append(first)
-                self._last.append(last)
+            self.add_range(first, last)
 
     def __contains__(self, seq: int) -> bool:
         at = bisect_right(self._first, seq) - 1
         return at >= 0 and seq <= self._last[at]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._first, self._last, strict=True))
+        return iter(list(zip(self._first, self._last, strict=True)))
 
     def __len__(self) -> int:
         """Number of ranges."""
@@ -45,27 +40,26 @@ class SeqRanges:
 
     def add(self, seq: int) -> None:
         """Put one number into the set; ValueError where it is there already."""
-        at = bisect_right(self._first, seq)
-        if at and seq <= self._last[at - 1]:
-            raise ValueError(f"{seq} is in the set already")
-        touches_left = at > 0 and self._last[at - 1] == seq - 1
-        touches_right = at < len(self._first) and self._first[at] == seq + 1
+        self.add_range(seq, seq)
+
+    def add_range(self, first: int, last: int) -> None:
+        """Put `first..last` into the set; ValueError where one of them is there already or they run backwards."""
+        at = bisect_right(self._first, first)
+        overlaps = (at > 0 and first <= self._last[at - 1]) or (at < len(self._first) and self._first[at] <= last)
+        if first > last or first < 0 or overlaps:
+            raise ValueError(f"{first}..{last} runs backwards or overlaps what is in the set")
+        touches_left = at > 0 and self._last[at - 1] == first - 1
+        touches_right = at < len(self._first) and self._first[at] == last + 1
         if touches_left and touches_right:
             self._last[at - 1] = self._last[at]
             del self._first[at], self._last[at]
         elif touches_left:
-            self._last[at - 1] = seq
+            self._last[at - 1] = last
         elif touches_right:
-            self._first[at] = seq
+            self._first[at] = first
         else:
-            self._first.insert(at, seq)
-            self._last.insert(at, seq)
-
-    def copy(self) -> SeqRanges:
-        """An independent copy."""
-        twin = SeqRanges()
-        twin._first, twin._last = self._first.copy(), self._last.copy()
-        return twin
+            self._first.insert(at, first)
+            self._last.insert(at, last)
 
     @property
     def last(self) -> int:

@@ -1,8 +1,8 @@
 """Table metadata: one table a kind, its columns derived from the event contract, and the small relational side.
 
-Invariant: the contract (`engine_probe/events.py`) is typed once. The columns of a kind's table are the contract's, in its
-order, followed by what only the store knows: `source` (who sent the row) and `received_ns` (when we got it). The numbered
-migrations were written from this metadata and are frozen once released; a contract test compares the two.
+Invariant: the contract (`engine_probe/events.py`) is typed once. The columns of a kind's table are the contract's, in
+its order, followed by what only the store knows: `source` (who sent the row) and `received_ns` (when we got it). The
+numbered migrations were written from this metadata and are frozen once released; a contract test compares the two.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def _kind_table(kind: str) -> sa.Table:
 TABLES: Final[dict[str, sa.Table]] = {kind: _kind_table(kind) for kind in KINDS}
 """Kind -> its table."""
 
-SOURCE: Final = sa.Table(
-    "source",
+SENDER: Final = sa.Table(
+    "sender",
     METADATA,
     sa.Column("source", sa.String, nullable=False),
     sa.Column("epoch", sa.String, nullable=False),
     sa.Column("first_received_ns", sa.BigInteger, nullable=False),
     sa.Column("last_received_ns", sa.BigInteger, nullable=False),
     sa.Column("num_batches", sa.BigInteger, nullable=False),
-    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("num_rows", Map(sa.String, sa.BigInteger), nullable=False),
     sa.Column("clock_offset_s", sa.DOUBLE),
     sa.Column("clock_error_s", sa.DOUBLE),
 )
-"""One row a sender and epoch. The clock offset is the sender's clock minus ours."""
+"""One row a sender and epoch; rows accepted by kind. The clock offset is the sender's clock minus ours."""
 
 BATCH_RANGE: Final = sa.Table(
     "batch_range",
@@ -77,15 +77,30 @@ BATCH_RANGE: Final = sa.Table(
 )
 """Which batches were applied: disjoint inclusive ranges, neighbours merged. Outlives the rows."""
 
-ROW_COUNT: Final = sa.Table(
-    "row_count",
+BATCH_JOURNAL: Final = sa.Table(
+    "batch_journal",
+    METADATA,
+    sa.Column("source", sa.String, nullable=False),
+    sa.Column("epoch", sa.String, nullable=False),
+    sa.Column("first_seq", sa.BigInteger),
+    sa.Column("last_seq", sa.BigInteger),
+    sa.Column("received_ns", sa.BigInteger, nullable=False),
+    sa.Column("num_batches", sa.BigInteger, nullable=False),
+    sa.Column("num_rows", Map(sa.String, sa.BigInteger), nullable=False),
+    sa.Column("clock_offset_s", sa.DOUBLE),
+    sa.Column("clock_error_s", sa.DOUBLE),
+)
+"""The tail of the two tables above: one row a range of batches in a commit, folded into them now and then.
+No range where the sender gave no identity."""
+
+KIND_STATE: Final = sa.Table(
+    "kind_state",
     METADATA,
     sa.Column("kind", sa.String, nullable=False),
-    sa.Column("appended", sa.BigInteger, nullable=False),
-    sa.Column("removed", sa.BigInteger, nullable=False),
+    sa.Column("num_removed", sa.BigInteger, nullable=False),
     sa.Column("sealed_through_ns", sa.BigInteger),
 )
-"""The books of each kind: rows in the table = appended - removed; rows received up to `sealed_through_ns` are in Parquet."""
+"""Rows that retention removed, and up to which `received_ns` the rows of the kind are in Parquet."""
 
 SEAL_LOG: Final = sa.Table(
     "seal_log",
@@ -123,4 +138,4 @@ SQL_AUDIT: Final = sa.Table(
 )
 """Every SQL text that people ran, and how it ended (ok, refused, killed, failed)."""
 
-RELATIONAL: Final = (SOURCE, BATCH_RANGE, ROW_COUNT, SEAL_LOG, SETTING, SQL_AUDIT)
+RELATIONAL: Final = (SENDER, BATCH_RANGE, BATCH_JOURNAL, KIND_STATE, SEAL_LOG, SETTING, SQL_AUDIT)

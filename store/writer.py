@@ -1,10 +1,11 @@
 """The one thread that writes: takes what waits, commits it as a group, answers every batch of it.
 
-Invariant: a batch's rows, its identity and the books change in one transaction, so a batch is applied once and an answer means
-it is on disk. A batch that cannot be stored fails alone: when a group fails, its batches are tried one by one.
+Invariant: a batch's rows and its identity are written in one transaction, so a batch is applied once and an answer
+means it is on disk. A batch that cannot be stored fails alone: when a group fails, its batches are tried one by one.
 
-Group commit: a lone batch is committed at once; what arrives while a commit runs forms the next group, up to `MAX_GROUP_ROWS`
-rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below the 250 ms promised).
+Group commit: a lone batch is committed at once; what arrives while a commit runs forms the next group, up to
+`MAX_GROUP_ROWS` rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below the
+250 ms promised).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from engine_probe.errors import KvscopeError, StoreError
-from store.books import Books, Change
+from store.books import Books
 from store.border import translate
 from store.database import Database
 from store.interface import Receipt
@@ -70,6 +71,9 @@ class Writer:
                 self._run_job(item)
             else:
                 self._write_group(item)
+                if self.books.wants_fold:
+                    self._fold()
+        self._fold()
 
     def _run_job(self, job: Job) -> None:
         if not job.answer.set_running_or_notify_cancel():
@@ -82,6 +86,16 @@ class Writer:
         except BaseException as error:
             self._recover(error)
             job.answer.set_exception(error)
+
+    def _fold(self) -> None:
+        """Keep the journal short. It can wait: what it holds is on disk."""
+        if self._database.degraded:
+            return
+        try:
+            self.books.fold(self._cursor)
+        except (duckdb.Error, OSError) as error:
+            log.warning("journal not folded", extra={"url": self._database.url, "reason": str(error)})
+            self._recover(error)
 
     def _write_group(self, group: Sequence[Append]) -> None:
         leaders: list[Append] = []
@@ -142,34 +156,34 @@ class Writer:
             self._cursor.close()
             self._database.revive()
             self._cursor = self._database.cursor()
-        change = Change()
         parts: dict[str, list[pa.Table]] = {}
+        entries = []
         for item in batches:
             batch = item.batch
             self.floor_ns = max(self.floor_ns, min(item.received_ns, self._clock()))
-            identity = batch.identity
-            source = identity.source if identity else batch.source
-            rows = {}
-            for kind, table in batch.tables.items():
-                if table.num_rows:
-                    parts.setdefault(kind, []).append(_with_arrival(table, source, self.floor_ns))
-                    rows[kind] = table.num_rows
-            self.books.note(
-                change,
-                identity,
-                source,
-                sent_ns=batch.sent_ns,
-                received_ns=item.received_ns,
-                row_ns=self.floor_ns,
-                rows=rows,
+            source = batch.identity.source if batch.identity else batch.source
+            rows = {kind: table.num_rows for kind, table in batch.tables.items() if table.num_rows}
+            for kind in rows:
+                parts.setdefault(kind, []).append(_with_arrival(batch.tables[kind], source, self.floor_ns))
+            entries.append(
+                self.books.entry(
+                    batch.identity,
+                    source,
+                    rows,
+                    sent_ns=batch.sent_ns,
+                    received_ns=item.received_ns,
+                    row_ns=self.floor_ns,
+                )
             )
+        entries = self.books.merged(entries)
         cursor = self._cursor
+        self._database.calm(cursor)
         cursor.execute("BEGIN")
         for kind, tables in parts.items():
             _insert(cursor, kind, tables)
-        self.books.write(cursor, change)
+        self.books.write(cursor, entries)
         cursor.execute("COMMIT")
-        self.books.settle(change)
+        self.books.settle(entries)
 
     def _recover(self, error: BaseException) -> None:
         """Leave no transaction open; open the file again where DuckDB gave its instance up."""

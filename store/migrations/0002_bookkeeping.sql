@@ -1,12 +1,12 @@
--- The relational side: senders, applied batches, the books of each kind, sealed files, settings, the audit of people's SQL.
+-- The relational side: senders, applied batches, the books of each kind, sealed files, settings, the audit of SQL.
 
-CREATE TABLE source (
+CREATE TABLE sender (
     source VARCHAR NOT NULL,
     epoch VARCHAR NOT NULL,
     first_received_ns BIGINT NOT NULL,
     last_received_ns BIGINT NOT NULL,
     num_batches BIGINT NOT NULL,
-    num_rows BIGINT NOT NULL,
+    num_rows MAP(VARCHAR, BIGINT) NOT NULL,
     clock_offset_s DOUBLE,
     clock_error_s DOUBLE
 );
@@ -18,10 +18,21 @@ CREATE TABLE batch_range (
     last_seq BIGINT NOT NULL
 );
 
-CREATE TABLE row_count (
+CREATE TABLE batch_journal (
+    source VARCHAR NOT NULL,
+    epoch VARCHAR NOT NULL,
+    first_seq BIGINT,
+    last_seq BIGINT,
+    received_ns BIGINT NOT NULL,
+    num_batches BIGINT NOT NULL,
+    num_rows MAP(VARCHAR, BIGINT) NOT NULL,
+    clock_offset_s DOUBLE,
+    clock_error_s DOUBLE
+);
+
+CREATE TABLE kind_state (
     kind VARCHAR NOT NULL,
-    appended BIGINT NOT NULL,
-    removed BIGINT NOT NULL,
+    num_removed BIGINT NOT NULL,
     sealed_through_ns BIGINT
 );
 
@@ -52,13 +63,13 @@ CREATE TABLE sql_audit (
     message VARCHAR
 );
 
-INSERT INTO row_count (kind, appended, removed) VALUES
-    ('request', 0, 0),
-    ('step', 0, 0),
-    ('block', 0, 0),
-    ('route', 0, 0),
-    ('transfer', 0, 0),
-    ('worker', 0, 0),
-    ('check', 0, 0),
-    ('sample', 0, 0),
-    ('mark', 0, 0);
+INSERT INTO kind_state (kind, num_removed) VALUES
+    ('request', 0),
+    ('step', 0),
+    ('block', 0),
+    ('route', 0),
+    ('transfer', 0),
+    ('worker', 0),
+    ('check', 0),
+    ('sample', 0),
+    ('mark', 0);
