@@ -48,6 +48,7 @@ class Funnel:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._waiting: dict[str, list[pa.Table]] = {}
+        self._stuck: list[Mapping[str, pa.Table]] = []
         self._untold: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-funnel", daemon=True)
@@ -75,18 +76,27 @@ class Funnel:
             self.put({kind: table_from_rows(kind, rows)})
 
     def flush(self) -> bool:
-        """Write what waits. False where the sink did not take it; it waits on then."""
+        """Write what waits. False where the sink did not take it: the very same tables are offered again next time.
+
+        A sink that numbers its batches may have committed one that it reported as failed; offered unchanged, it is
+        recognised and not written twice.
+        """
         import pyarrow as pa
 
         with self._writing:
+            while self._stuck:
+                if not self._offer(self._stuck[0]):
+                    return False
+                self._stuck.pop(0)
             with self._lock:
                 waiting, self._waiting = self._waiting, {}
                 untold, self._untold = self._untold, Counter()
             if untold:
                 waiting.setdefault("mark", []).append(_gap(untold, self._clock()))
-            if not waiting:
-                return True
-            return self._write({kind: pa.concat_tables(parts) for kind, parts in waiting.items()})
+            tables = {kind: pa.concat_tables(parts) for kind, parts in waiting.items()}
+            if tables and not self._offer(tables):
+                self._stuck.insert(0, tables)
+            return not self._stuck
 
     def close(self) -> None:
         """Write what is left, trying for a bounded time, and close the sink."""
@@ -97,9 +107,10 @@ class Funnel:
         while not self.flush() and time.monotonic() < deadline:
             time.sleep(0.5)
         with self._lock:
-            left = {kind: sum(table.num_rows for table in parts) for kind, parts in self._waiting.items()}
+            for tables in (*self._stuck, *({kind: part} for kind, parts in self._waiting.items() for part in parts)):
+                self.lost.update({kind: table.num_rows for kind, table in tables.items()})
+            self._stuck.clear()
             self._waiting.clear()
-        self.lost.update(left)
         self._sink.close()
 
     def _run(self) -> None:
@@ -107,12 +118,14 @@ class Funnel:
         while not self._stop.wait(pause_s):
             pause_s = self._flush_s if self.flush() else min(pause_s * 2, MAX_PAUSE_S)
 
-    def _write(self, tables: Mapping[str, pa.Table]) -> bool:
+    def _offer(self, tables: Mapping[str, pa.Table]) -> bool:
+        """True where these tables are dealt with: written, or lost for good."""
         try:
             self._sink.write(tables)
         except (InvalidRows, BatchRejected) as error:
             if len(tables) > 1:  # one bad row must not take the other kinds with it
-                return all([self._write({kind: table}) for kind, table in tables.items()])
+                self._stuck += [one for one in ({kind: part} for kind, part in tables.items()) if not self._offer(one)]
+                return True
             log.error("rows refused", extra={"error": error.message})
             self.error = error.message
             with self._lock:
@@ -120,10 +133,6 @@ class Funnel:
             return True
         except (KvscopeError, OSError) as error:
             self.error = str(error)
-            with self._lock:
-                for kind, table in tables.items():
-                    self._waiting.setdefault(kind, []).insert(0, table)
-                self._shed()
             return False
         self.error = None
         self.written.update({kind: table.num_rows for kind, table in tables.items()})
