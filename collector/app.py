@@ -1,7 +1,7 @@
 """The collector as an ASGI application: guard around everything, problem documents for every error, routes by family.
 
-`create_app` opens nothing: the store is opened at start-up (lifespan) and closed, with all that was accepted committed, at
-shutdown. So the OpenAPI document can be made without a store.
+`create_app` opens nothing: the store is opened at start-up (lifespan) and closed, with all that was accepted committed,
+at shutdown. So the OpenAPI document can be made without a store.
 """
 
 from __future__ import annotations

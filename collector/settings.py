@@ -10,8 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+
+from engine_probe.errors import UsageError
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -111,6 +113,22 @@ class Settings(BaseSettings):
     sql: SqlSettings = Field(default_factory=SqlSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings from arguments over variables over defaults; a None inside means not given. Raises UsageError."""
+    try:
+        return Settings(**_without_none(given))
+    except ValidationError as error:
+        wrong = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise UsageError(f"settings make no sense: {'; '.join(wrong)}", invalid=wrong) from error
+    except SettingsError as error:
+        raise UsageError(f"settings make no sense: {error}") from error
+
+
+def _without_none(given: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_none(value) if isinstance(value, dict) else value for key, value in given.items()}
+    return {key: value for key, value in kept.items() if value is not None}
 
 
 def render_table() -> str:

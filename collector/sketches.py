@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from store.metrics import rank_index
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -72,6 +71,8 @@ class Tally:
 
     def quantile(self, q: str) -> float | None:
         """Nearest-rank quantile (s), off by at most 1.6 %; None without durations."""
+        from store.metrics import rank_index
+
         count = self.count
         if count == 0:
             return None

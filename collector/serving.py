@@ -1,0 +1,156 @@
+"""Runs the app under uvicorn: a socket bound before anything else, slow headers cut off, and a stop that loses nothing.
+
+Draining: the first SIGTERM or SIGINT turns `/readyz` and new batches to 503 while what was accepted is finished and
+committed; when nothing is left on its way, or after `drain_timeout_s`, the listener closes and the process ends with 0.
+A second signal ends it at once (what was acknowledged is on disk anyway).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from collector.services import Services
+from collector.settings import Settings
+from engine_probe.errors import CannotListen, UsageError
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 2
+"""Time for answers that are being sent when the listener closes."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Raises CannotListen (taken, not allowed), UsageError (no such address)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise UsageError(f"{host} is no address of this machine: {error}", host=host) from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.set_inheritable(False)
+    except OSError as error:
+        sock.close()
+        why = {
+            errno.EADDRINUSE: "another process listens there; stop it, or choose another port with --port",
+            errno.EACCES: "this user may not; choose a port above 1023 with --port",
+            errno.EADDRNOTAVAIL: "this machine has no such address; choose one of its own with --host",
+        }.get(error.errno or 0, str(error))
+        raise CannotListen(f"cannot listen on {host} port {port}: {why}", host=host, port=port) from error
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """URL under which a bound socket is reached from this machine."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
+    """Serve until a signal ends it; back when everything accepted is committed."""
+    server = settings.server
+
+    class Protocol(PatientH11):
+        header_timeout_s = server.header_timeout_s
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=server.max_connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+    DrainingServer(config, app, server.drain_timeout_s).run(sockets=[sock])
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server that drains the collector before it stops."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._collector = app
+        self._drain_timeout_s = drain_timeout_s
+        self._drain_until: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain; second: end now."""
+        services = self._services
+        if services is None or self._drain_until is not None:
+            self.should_exit = self.force_exit = True
+            return
+        services.drain()
+        self._drain_until = time.monotonic() + self._drain_timeout_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every 100 ms: leave once drained."""
+        if self._drain_until is not None and not self.should_exit:
+            services = self._services
+            if services is None or services.is_drained:
+                self.should_exit = True
+            elif time.monotonic() > self._drain_until:
+                log.warning("drain timed out", extra={"requests": services.ingest.num_requests})
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+    @property
+    def _services(self) -> Services | None:
+        services: Services | None = self._collector.state.services
+        return services
+
+
+class PatientH11(H11Protocol):
+    """uvicorn's h11 protocol that closes a connection whose request headers do not arrive in time."""
+
+    header_timeout_s = 10.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        """A timer runs while, and only while, a request has begun to arrive and its headers are not complete."""
+        if self.conn.their_state is not h11.IDLE:
+            self._forget_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _forget_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _give_up(self) -> None:
+        self._header_timer = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
