@@ -2,8 +2,8 @@
 
 Idea: put causes back to baseline one coalition at a time and read the quantile again. v(S) is the quantile of the
 suspect window in which every cause outside S has its baseline size at the same rank (a request in the worst 3 % of
-queueing gets what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's row
-is its Shapley value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the
+queueing gets what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's
+row is its Shapley value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the
 causes fall together on the same requests; it is a row of its own, `dependence`.
 
 Invariant: rows + dependence = quantile(suspect) - quantile(baseline); the same for the mean (dependence 0) and for the
@@ -14,6 +14,7 @@ Source: Shapley 1953. Why ranks are matched and why no Euler allocation: docs/me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot 
 MATERIAL_SHARE = 0.10
 WORK_BUDGET = 3.0e8  # numbers that are looked at in about a second
 MIN_REPLICATES = 40
+THREADS, WORK_PER_THREAD = 2, 1.0e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,20 @@ def attribute(
     game = Game(arms[0], arms[1], q)
     point = game.play()
     drawn = affordable(replicates, point.work) if min(arm.n for arm in arms) > 1 else 0
-    draws = list(map(game.play, arms[0].draw(drawn, derived_seed(seed, 2)), arms[1].draw(drawn, derived_seed(seed, 3))))
-    enough = sufficient(arms[0].total, arms[1].total, q, w_base=arms[0].weights, w_suspect=arms[1].weights)
+    masses = [arm.draw(drawn, derived_seed(seed, 2 + side)) for side, arm in enumerate(arms)]
+    if point.work > WORK_PER_THREAD:  # arrays this large let go of the interpreter lock
+        with ThreadPoolExecutor(THREADS) as pool:
+            draws = list(pool.map(game.play, *masses))
+    else:
+        draws = list(map(game.play, *masses))
+    enough = sufficient(
+        arms[0].total,
+        arms[1].total,
+        q,
+        w_base=arms[0].weights,
+        w_suspect=arms[1].weights,
+        correlations=(arms[0].correlation, arms[1].correlation),
+    )
     return _collect(labels, sorted(names[k] for k in merged), arms, q, point, draws, enough.reason)
 
 

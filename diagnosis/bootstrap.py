@@ -11,6 +11,7 @@ Source: Politis & Romano 1992 (circular blocks); Politis & White 2004 with the 2
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,29 +26,45 @@ MAX_BLOCKS = 5000  # more blocks cost time and tell nothing more about the sprea
 CHUNK_ELEMENTS = 250_000
 
 
-def correlation_length(values: F64, q: str) -> int:
-    """Block length, in requests in arrival order, that keeps the correlation of the tail inside blocks.
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """How long the tail of a series stays correlated, in requests.
 
-    values [n] in arrival order. Both the exceedances of a level (the quantile itself, or lower until 50 requests exceed
-    it) and the ranks of all values are looked at, since the same blocks serve the quantile and the mean; the longer
-    length counts. At least 1 and n/5000; at most n/20, so that 20 blocks remain.
+    lag    longest distance at which exceedances are still significantly correlated; 0 for none
+    block  block length for the bootstrap
+    """
+
+    lag: int
+    block: int
+
+
+def correlation(values: F64, q: str) -> Correlation:
+    """Correlation of values [n] in arrival order, looked at where the quantile q is decided.
+
+    Both the exceedances of a level (the quantile itself, or lower until 50 requests exceed it) and the ranks of all
+    values are looked at, since the same blocks serve the quantile and the mean; the longer block counts. A block is at
+    least 1 and n/5000 requests and at most n/20, so that 20 blocks remain.
     """
     values = np.asarray(values, dtype=np.float64)
-    longest = values.size // MIN_BLOCKS
-    shortest = max(1, values.size // MAX_BLOCKS)
-    if longest <= 1:
-        return 1
-    indicator = (values > exceedance_level(values, q)).astype(np.float64)
-    return min(longest, max(shortest, _block_length(indicator), _block_length(ranks(values))))
-
-
-def exceedance_lag(values: F64, q: str) -> int:
-    """Longest lag, in requests, at which exceedances of the level are still significantly correlated; 0 for none."""
-    values = np.asarray(values, dtype=np.float64)
     if values.size < 4:
-        return 0
-    indicator = (values > exceedance_level(values, q)).astype(np.float64)
-    return _significant_lag(_autocorrelation(indicator), values.size)
+        return Correlation(0, 1)
+    rho = _autocorrelation((values > exceedance_level(values, q)).astype(np.float64))
+    lag = _significant_lag(rho, values.size)
+    longest = max(1, values.size // MIN_BLOCKS)
+    if longest == 1:
+        return Correlation(lag, 1)
+    rank_rho = _autocorrelation(ranks(values))
+    block = max(
+        values.size // MAX_BLOCKS,
+        _block_length(rho, lag, values.size),
+        _block_length(rank_rho, _significant_lag(rank_rho, values.size), values.size),
+    )
+    return Correlation(lag, min(longest, block))
+
+
+def correlation_length(values: F64, q: str) -> int:
+    """Block length, in requests in arrival order, that keeps the correlation of the tail inside blocks."""
+    return correlation(values, q).block
 
 
 def exceedance_level(values: F64, q: str) -> float:
@@ -81,13 +98,13 @@ def iter_block_counts(n: int, block: int, replicates: int, seed: int) -> Iterato
     block = min(block, n)
     rng = np.random.default_rng(seed)
     num_blocks = -(-n // block)
-    last = n - (num_blocks - 1) * block
+    lengths = np.full(num_blocks, block)
+    lengths[-1] = n - (num_blocks - 1) * block  # the last is cut, so that exactly n requests are drawn
     rows_at_once = max(1, CHUNK_ELEMENTS // n)
     for first in range(0, replicates, rows_at_once):
         rows = min(rows_at_once, replicates - first)
-        starts = rng.integers(0, n, size=(rows, num_blocks)) + n * np.arange(rows)[:, None]
-        counts = _cover(starts[:, :-1], block, rows, n) + _cover(starts[:, -1:], last, rows, n)
-        yield counts.astype(np.uint16)
+        starts = rng.integers(0, n, size=(rows, num_blocks))
+        yield _cover(starts, lengths, n)
 
 
 def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int) -> npt.NDArray[np.uint16]:
@@ -107,22 +124,21 @@ def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int
     return per_repeat[:, member].astype(np.uint16)
 
 
-def _cover(starts: Counts, length: int, rows: int, n: int) -> npt.NDArray[np.int64]:
-    """How many of the circular runs [start, start + length) cover each position; starts are offset by row * n."""
-    begun = np.bincount(starts.ravel(), minlength=rows * n).reshape(rows, n)
-    if length == 1:
-        return begun
-    through = np.cumsum(begun, axis=1)
-    covered = through.copy()
-    covered[:, length:] -= through[:, :-length]
-    covered[:, :length] += through[:, -1:] - through[:, n - length :]
-    return covered
+def _cover(starts: Counts, lengths: Counts, n: int) -> npt.NDArray[np.uint16]:
+    """How many of the circular runs [start, start + length) cover each of n positions, for each row of starts."""
+    rows = starts.shape[0]
+    offset = n * np.arange(rows)[:, None]
+    covered = np.bincount((starts + offset).ravel(), minlength=rows * n).reshape(rows, n)
+    if lengths[0] > 1:
+        ends = starts + lengths
+        covered -= np.bincount((ends % n + offset).ravel(), minlength=rows * n).reshape(rows, n)
+        covered[:, 0] += np.count_nonzero(ends >= n, axis=1)  # these runs go on at position 0
+        np.cumsum(covered, axis=1, out=covered)
+    return covered.astype(np.uint16)
 
 
-def _block_length(series: F64) -> int:
+def _block_length(rho: F64, lag: int, n: int) -> int:
     """Politis-White block length of the circular bootstrap; 1 when no lag is significantly correlated."""
-    rho = _autocorrelation(series)
-    lag = _significant_lag(rho, series.size)
     if lag == 0:
         return 1
     lags = np.arange(1, min(2 * lag, rho.size - 1) + 1)
@@ -132,7 +148,7 @@ def _block_length(series: F64) -> int:
     long_run = max(1.0 + 2.0 * float(weighted.sum()), 1e-3)
     if spread <= 0.0:
         return 1
-    return int(np.ceil((1.5 * (spread / long_run) ** 2 * series.size) ** (1.0 / 3.0)))
+    return int(np.ceil((1.5 * (spread / long_run) ** 2 * n) ** (1.0 / 3.0)))
 
 
 def _autocorrelation(series: F64) -> F64:

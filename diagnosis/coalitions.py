@@ -19,7 +19,7 @@ from math import factorial
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import correlation_length, iter_block_counts, repeat_counts
+from diagnosis.bootstrap import correlation, iter_block_counts, repeat_counts
 from diagnosis.quantiles import (
     F64,
     Counts,
@@ -65,10 +65,12 @@ class Arm:
         seed: int,
     ) -> None:
         self.columns, self.weights, self.repeats, self.q = columns, weights, repeats, q
-        self.g, self.n = columns.shape
+        self.g: int = columns.shape[0]
+        self.n: int = columns.shape[1]
         self.total = sum_rows(columns)
         self.by_total = descending_order(self.total)
-        self.block = correlation_length(self.total, q)
+        self.correlation = correlation(self.total, q)
+        self.block = self.correlation.block
         self.orders = np.empty((self.g, self.n), dtype=np.intp)
         for k, label in enumerate(labels):
             # Each part breaks its ties by a permutation of its own, else two parts that are both 0 would be matched
@@ -111,7 +113,8 @@ class Arm:
     def _band(self) -> tuple[list[Counts], list[Counts]]:
         """Lowest and highest cumulative mass expected of a replicate at each rank [n] of each column; both rise."""
         scatter = self._inflation() / kish(np.asarray(self.mass, dtype=np.float64))
-        low, high = [], []
+        low: list[Counts] = []
+        high: list[Counts] = []
         for through in self.through if self.weights is not None else self.through[:1]:
             share = np.clip(through / self.nominal, 0.0, 1.0)
             reach = self.nominal * (4.5 * np.sqrt(scatter * share * (1.0 - share)) + 10.0 * scatter)
@@ -130,12 +133,14 @@ class Arm:
     def _inflation(self) -> float:
         """How much more a resampled share scatters than that of independent requests: 1 to the length of a block."""
         if self.repeats is not None:
-            return self.n / np.unique(self.repeats).size
+            return self.n / int(np.unique(self.repeats).size)
         whole = self.n - self.n % self.block
         worst = 1.0
         for level in (0.5, 0.9, 0.99):
             edges = self.ordered[:, int(level * (self.n - 1))]
-            above = (self.columns[:, :whole] > edges[:, None]).reshape(self.g, -1, self.block).sum(axis=2)
+            above = (
+                (self.columns[:, :whole] > edges[:, None]).reshape(self.g, whole // self.block, self.block).sum(axis=2)
+            )
             share = above.mean(axis=1) / self.block
             ratio = above.var(axis=1) / np.maximum(self.block * share * (1.0 - share), 1e-9)
             worst = max(worst, float(ratio.max(initial=0.0)))
@@ -204,9 +209,7 @@ class Game:
         near = np.sort(self.by_upper[:count])
         return near[mass.take(near) > 0]
 
-    def _match(
-        self, k: int, near: Index, mass: Counts, through: Counts, base_through: Counts, scale: float
-    ) -> F64:
+    def _match(self, k: int, near: Index, mass: Counts, through: Counts, base_through: Counts, scale: float) -> F64:
         """Baseline seconds of part k at the weighted ranks of the requests `near`: their middle rank, lower inverse."""
         place = self.place[k].take(near)
         by_place = np.argsort(place)  # a search for rising needles stays in the cache

@@ -5,14 +5,14 @@ kernel over ranks, are a description. The difference between that average and th
 `smoothing` and never hidden in a part. It describes one window and blames nothing; attribution does that.
 
 Invariant: parts + smoothing = exact nearest-rank quantile. Requests with equal totals count alike, in whatever order.
-Source: Hallerbach 2003, component value-at-risk as a conditional mean; kernel over order statistics, Gourieroux et al. 2000.
+Source: Hallerbach 2003, component value-at-risk as a conditional mean; Gourieroux et al. 2000, its kernel estimate.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.quantiles import F64, check_values, nearest_rank, parse_quantile
+from diagnosis.quantiles import F64, check_values, nearest_rank, parse_quantile, rank_order
 from engine_probe.errors import DiagnosisError
 
 MIN_HALF_WIDTH = 3.0  # requests: below this an average is an anecdote again
@@ -50,7 +50,7 @@ def compose(parts: F64, q: str, weights: F64 | None = None) -> tuple[F64, float]
 
 def _kernel(total: F64, exact: float, q: str, mass: F64) -> F64:
     """Weights [n] that sum to 1, of the requests around the exact quantile; equal totals share theirs."""
-    order = np.argsort(total, kind="stable")
+    order = rank_order(total)
     ordered, ordered_mass = total[order], mass[order]
     rank = (np.cumsum(ordered_mass) - ordered_mass / 2.0) * (total.size / float(mass.sum()))
     at_quantile = ordered == exact

@@ -1,11 +1,12 @@
 """Significance: can these two windows be told apart, and if not, how many requests would it take.
 
-Idea: what counts is the interval of the *difference*, resampled in blocks because neighbouring requests share a queue. A
-P99 stands on the few requests above it, so it is judged only when there are enough of them, and enough separate episodes:
-effective n = n times the extremal index. Otherwise the quantile gets no interval, and the number needed is said instead.
+Idea: what counts is the interval of the *difference*, resampled in blocks because neighbouring requests share a queue.
+A P99 stands on the few requests above it, so it is judged only when there are enough of them and enough separate
+episodes: effective n = n times the extremal index. Otherwise the quantile gets no interval; the number needed is said.
 
 Invariant: no interval is invented; `changed` needs an interval that excludes 0 and a change that matters.
-Source: Ferro & Segers 2003 (extremal index); Politis & Romano 1992 (circular blocks); Siddiqui 1960 (density from spacings).
+Source: Ferro & Segers 2003 (extremal index); Politis & Romano 1992 (circular blocks); Siddiqui 1960 (density from
+spacings of order statistics); Benjamini & Hochberg 1995.
 """
 
 from __future__ import annotations
@@ -17,16 +18,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import (
-    correlation_length,
-    exceedance_lag,
-    exceedance_level,
-    iter_block_counts,
-    repeat_counts,
-)
+from diagnosis.bootstrap import Correlation, correlation, exceedance_level, iter_block_counts, repeat_counts
 from diagnosis.quantiles import (
     F64,
     Counts,
+    Index,
     allowed_above,
     check_values,
     descending_order,
@@ -38,14 +34,17 @@ from diagnosis.quantiles import (
 )
 from engine_probe.errors import BadWindow
 
-CONFIDENCE = 0.95
 MIN_EPISODES = 10
 MIN_FOR_MEAN = 20
+MIN_REPLICATES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Sufficiency:
-    """Whether two windows carry a quantile; pairs are (baseline, suspect)."""
+    """Whether two windows carry a quantile; pairs are (baseline, suspect).
+
+    n_needed: requests per window for a change of 20 %, said only where there are not enough.
+    """
 
     n: tuple[int, int]
     n_effective: tuple[float, float]
@@ -62,8 +61,8 @@ class Significance:
     """The difference suspect - baseline of one quantile and of the mean, in seconds, and whether it is real.
 
     interval_95 is None where the windows do not carry the quantile. When `one_sided` it is (low, inf): it can show that
-    things got worse, never that they got better. n_needed is the number of requests per window for a change of 20 %.
-    p_quantile and p_mean are two-sided bootstrap p-values for whoever tests many things at once.
+    things got worse, never that they got better. The mean has no interval below 20 requests. p_* are two-sided
+    bootstrap p-values for whoever tests many things at once; blocks are block lengths in requests.
     """
 
     n: tuple[int, int]
@@ -102,43 +101,36 @@ def compare(
 ) -> Significance:
     """Compare a quantile and the mean of two windows by a block bootstrap of their difference.
 
-    base [n_b], suspect [n_s] seconds in arrival order, no NaN; weights as from `comparability.common_mix`; repeat_* name
-    the repeat of each request where an arm was run several times; block overrides the block length, in requests.
-    `changed` asks for an interval without 0 and a change of at least min_relative of the baseline. Raises BadWindow when a
-    window holds no request.
+    base [n_b], suspect [n_s] seconds in arrival order, no NaN; weights as from `comparability.common_mix`; repeat_*
+    name the repeat of each request where an arm was run several times; block overrides the block length, in requests.
+    `changed` asks for an interval without 0 and a change of at least min_relative of the baseline's value. Above 50,000
+    requests fewer replicates are drawn (`Significance.replicates`). Raises BadWindow when a window holds no request.
     """
     windows = [
-        _Window(base, w_base, repeat_base, "baseline", q, block),
-        _Window(suspect, w_suspect, repeat_suspect, "suspect", q, block),
+        _Window(base, w_base, "baseline", q, repeat_base, block),
+        _Window(suspect, w_suspect, "suspect", q, repeat_suspect, block),
     ]
-    sufficiency = _sufficiency(windows, q)
-    replicates = affordable_replicates(replicates, sum(sufficiency.n))
-    drawn = [
-        window.replicate(q, replicates, derived_seed(seed, side)) if window.values.size > 1 else None
-        for side, window in enumerate(windows)
-    ]
+    facts = _sufficiency(windows, q)
+    replicates = affordable_replicates(replicates, sum(facts.n)) if min(facts.n) > 1 else 0
+    drawn = [window.replicate(q, replicates, derived_seed(seed, side)) for side, window in enumerate(windows)]
     delta = windows[1].quantile - windows[0].quantile
     delta_mean = windows[1].mean - windows[0].mean
-    interval = mean_interval = None
-    p_quantile = p_mean = None
-    if drawn[0] is not None and drawn[1] is not None and replicates > 0:
-        if sufficiency.enough:
-            differences = drawn[1][0] - drawn[0][0]
-            interval = interval_95(differences, one_sided=sufficiency.one_sided)
-            p_quantile = _p_value(differences)
-        if min(sufficiency.n) >= MIN_FOR_MEAN:
-            differences = drawn[1][1] - drawn[0][1]
-            mean_interval = interval_95(differences)
-            p_mean = _p_value(differences)
+    interval = mean_interval = p_quantile = p_mean = None
+    if replicates > 0 and facts.enough:
+        differences = drawn[1][0] - drawn[0][0]
+        interval, p_quantile = interval_95(differences, one_sided=facts.one_sided), p_value(differences)
+    if replicates > 0 and min(facts.n) >= MIN_FOR_MEAN:
+        differences = drawn[1][1] - drawn[0][1]
+        mean_interval, p_mean = interval_95(differences), p_value(differences)
     return Significance(
-        n=sufficiency.n,
-        n_effective=sufficiency.n_effective,
-        extremal=sufficiency.extremal,
-        episodes=sufficiency.episodes,
-        enough=sufficiency.enough,
-        one_sided=sufficiency.one_sided,
-        reason=sufficiency.reason,
-        n_needed=sufficiency.n_needed,
+        n=facts.n,
+        n_effective=facts.n_effective,
+        extremal=facts.extremal,
+        episodes=facts.episodes,
+        enough=facts.enough,
+        one_sided=facts.one_sided,
+        reason=facts.reason,
+        n_needed=facts.n_needed,
         delta_s=delta,
         interval_95=interval,
         delta_mean_s=delta_mean,
@@ -148,24 +140,36 @@ def compare(
         p_quantile=p_quantile,
         p_mean=p_mean,
         replicates=replicates,
-        blocks=(windows[0].block, windows[1].block),
+        blocks=(windows[0].correlation.block, windows[1].correlation.block),
     )
 
 
 def sufficient(
-    base: F64, suspect: F64, q: str, *, w_base: F64 | None = None, w_suspect: F64 | None = None
+    base: F64,
+    suspect: F64,
+    q: str,
+    *,
+    w_base: F64 | None = None,
+    w_suspect: F64 | None = None,
+    correlations: tuple[Correlation, Correlation] | None = None,
 ) -> Sufficiency:
-    """Whether the two windows carry the quantile q: effective requests and separate tail episodes, and what is missing."""
-    return _sufficiency(
-        [_Window(base, w_base, None, "baseline", q, 1), _Window(suspect, w_suspect, None, "suspect", q, 1)], q
-    )
+    """Whether two windows carry the quantile q: effective requests and separate tail episodes, and what is missing.
+
+    Arguments as for `compare`; correlations spares working them out again.
+    """
+    known = correlations or (None, None)
+    windows = [
+        _Window(base, w_base, "baseline", q, known=known[0]),
+        _Window(suspect, w_suspect, "suspect", q, known=known[1]),
+    ]
+    return _sufficiency(windows, q)
 
 
 def extremal_index(values: F64, q: str) -> float:
-    """Share of exceedances that start a new cluster, in (0, 1]: 1 when the tail is independent, 1/k in clusters of k.
+    """Share of exceedances that start a new cluster, in (0, 1]: 1 for an independent tail, 1/k in clusters of k.
 
     values [n] in arrival order. Intervals estimator at `exceedance_level`; with fewer than four exceedances the runs
-    estimator (clusters / exceedances, split where they lie further apart than they are correlated); 1 for no exceedance.
+    estimator (clusters / exceedances); 1 with at most one exceedance.
     """
     values = np.asarray(values, dtype=np.float64)
     if values.size == 0:
@@ -173,68 +177,70 @@ def extremal_index(values: F64, q: str) -> float:
     at = np.flatnonzero(values > exceedance_level(values, q))
     if at.size <= 1:
         return 1.0
-    gaps = np.diff(at).astype(np.float64)
     if at.size < 4:
-        return float((1 + np.count_nonzero(gaps > max(exceedance_lag(values, q), 1))) / at.size)
+        return _clusters(at, max(correlation(values, q).lag, 1)) / at.size
+    gaps = np.diff(at).astype(np.float64)
     if gaps.max() <= 2:
-        top, bottom = 2.0 * gaps.sum() ** 2, gaps.size * np.dot(gaps, gaps)
+        top, bottom = 2.0 * gaps.sum() ** 2, gaps.size * (gaps * gaps).sum()
     else:
-        top, bottom = 2.0 * (gaps - 1).sum() ** 2, gaps.size * np.dot(gaps - 1, gaps - 2)
+        top, bottom = 2.0 * (gaps - 1).sum() ** 2, gaps.size * ((gaps - 1) * (gaps - 2)).sum()
     return float(min(1.0, max(top / bottom, 1.0 / at.size)))
 
 
-def tail_episodes(values: F64, q: str) -> int:
-    """Separate clusters of requests above the quantile; two belong together while exceedances are still correlated."""
+def tail_episodes(values: F64, q: str, lag: int | None = None) -> int:
+    """Separate clusters of requests above the quantile; two belong together while exceedances are still correlated.
+
+    values [n] in arrival order; lag overrides how far apart, in requests, two of them still belong together.
+    """
     values = np.asarray(values, dtype=np.float64)
     if values.size == 0:
         return 0
     at = np.flatnonzero(values > nearest_rank(values, q))
-    if at.size == 0:
-        return 0
-    return int(1 + np.count_nonzero(np.diff(at) > exceedance_lag(values, q)))
+    return _clusters(at, correlation(values, q).lag if lag is None else lag)
 
 
 def required_n(q: str, sided: int = 1) -> int:
-    """Smallest n whose extreme order statistic bounds the quantile with 95 %: P99 needs 299 one-sided, 368 two-sided.
+    """Smallest n at which the extreme order statistic bounds the quantile: P99 needs 299 one-sided, 368 two-sided.
 
-    Exact: the smallest n with max(q, 1-q)^n <= 0.05 (one-sided) or 0.025 (each side of two), in whole numbers.
+    Exact, in whole numbers: the smallest n with max(q, 1-q)^n <= 0.05 (one-sided) or <= 0.025 (each side of two).
     """
     exact = parse_quantile(q)
     exact = max(exact, 1 - exact)
     if exact == 1:
-        return np.iinfo(np.int64).max  # no number of requests bounds a maximum
+        return int(np.iinfo(np.int64).max)  # no number of requests bounds a maximum
     one_in = 20 if sided == 1 else 40
-    guess = max(1, math.floor(math.log(1.0 / one_in) / math.log(float(exact))) - 1)
-    while exact.numerator**guess * one_in > exact.denominator**guess:
-        guess += 1
-    return guess
+    n = max(1, math.floor(math.log(1.0 / one_in) / math.log(float(exact))) - 1)
+    while exact.numerator**n * one_in > exact.denominator**n:
+        n += 1
+    return n
 
 
 def n_for_change(values: F64, q: str, change: float = 0.2, power: float = 0.9) -> int:
     """Requests each window needs to see the quantile change by `change` (a ratio) at 95 % with the given power.
 
     n = (z_0.975 + z_power)^2 * 2 q (1-q) / (f^2 theta d^2): d the change in seconds, theta the extremal index, f the
-    density at the quantile from the spacing of order statistics one standard deviation of the rank to either side. Never
-    below what any interval needs: `required_n` and ten tail episodes, each divided by theta.
+    density at the quantile from the spacing of order statistics one standard deviation of the rank to either side.
+    Never below what any interval needs: `required_n` and ten tail episodes, each divided by theta.
     """
     values, _ = check_values(values, None)
     exact = parse_quantile(q)
     theta = extremal_index(values, q)
-    floor = math.ceil(max(required_n(q, 2), MIN_EPISODES / float(1 - exact) if exact < 1 else 0) / theta)
+    episodes = MIN_EPISODES / float(1 - exact) if exact < 1 else 0.0
+    floor = math.ceil(max(required_n(q, 2), episodes) / theta)
     n = values.size
     if n < 2:
         return floor
     ordered = np.sort(values)
     rank = n - 1 - allowed_above(n, q)
-    reach = max(1, round(math.sqrt(n * float(exact * (1 - exact)))))
+    spread = float(exact * (1 - exact))
+    reach = max(1, round(math.sqrt(n * spread)))
     low, high = max(rank - reach, 0), min(rank + reach, n - 1)
-    per_rank = (ordered[high] - ordered[low]) / (high - low)  # = 1 / (n f)
+    density_inverse = n * float(ordered[high] - ordered[low]) / (high - low)
     step = change * abs(float(ordered[rank]))
     if step <= 0.0:
         return floor
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(power)
-    needed = z**2 * 2.0 * float(exact * (1 - exact)) * (n * per_rank / step) ** 2 / theta
-    return max(floor, math.ceil(needed))
+    return max(floor, math.ceil(z**2 * 2.0 * spread * (density_inverse / step) ** 2 / theta))
 
 
 def interval_95(draws: F64, *, one_sided: bool = False) -> tuple[float, float]:
@@ -245,8 +251,21 @@ def interval_95(draws: F64, *, one_sided: bool = False) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def p_value(differences: F64) -> float:
+    """Two-sided bootstrap p-value of "no difference", from draws of the difference.
+
+    Twice the smaller share on either side of 0; where no draw crosses 0, the normal tail, at most 2 / draws.
+    """
+    crossed = min(np.count_nonzero(differences <= 0.0), np.count_nonzero(differences >= 0.0))
+    if crossed > 0:
+        return float(min(1.0, 2.0 * crossed / differences.size))
+    spread = float(differences.std())
+    normal = 2.0 * NormalDist().cdf(-abs(float(differences.mean())) / spread) if spread > 0.0 else 0.0
+    return float(min(max(normal, 1e-12), 2.0 / differences.size))
+
+
 def false_discoveries(p_values: F64, alpha: float = 0.05) -> npt.NDArray[np.bool_]:
-    """Which of many p-values [m] stand when at most alpha of those called real may be false (Benjamini-Hochberg 1995)."""
+    """Which of many p-values [m] stand when at most a share alpha of those called real may be false."""
     p_values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p_values, kind="stable")
     passes = np.flatnonzero(p_values[order] <= alpha * np.arange(1, p_values.size + 1) / max(p_values.size, 1))
@@ -257,7 +276,7 @@ def false_discoveries(p_values: F64, alpha: float = 0.05) -> npt.NDArray[np.bool
 
 def affordable_replicates(wanted: int, n: int) -> int:
     """Replicates worth their time: all that were wanted up to 50,000 requests, then fewer, but at least 100."""
-    return min(wanted, max(100, int(wanted * 50_000 / max(n, 50_000))))
+    return min(wanted, max(MIN_REPLICATES, int(wanted * 50_000 / max(n, 50_000))))
 
 
 def derived_seed(seed: int, stream: int) -> int:
@@ -266,50 +285,57 @@ def derived_seed(seed: int, stream: int) -> int:
 
 
 class _Window:
-    """One window's values in arrival order, with what the bootstrap needs."""
+    """One window's values in arrival order, with what sufficiency and the bootstrap need to know of them."""
 
     def __init__(
         self,
         values: F64,
         weights: F64 | None,
-        repeats: npt.NDArray[np.generic] | None,
         name: str,
         q: str,
-        block: int | None,
+        repeats: npt.NDArray[np.generic] | None = None,
+        block: int | None = None,
+        known: Correlation | None = None,
     ) -> None:
-        raw = np.asarray(values, dtype=np.float64)
-        self.values, self.weights = check_values(raw, weights)
+        self.name = name
+        self.values, self.weights = check_values(values, weights)
         if self.values.size == 0:
             raise BadWindow(
                 f"the {name} window holds no request with a known value and a weight above 0; "
                 "widen it, or choose a metric that was recorded",
                 window=name,
             )
-        kept = slice(None) if weights is None or raw.size == self.values.size else np.asarray(weights) > 0
-        self.repeats = None if repeats is None else np.asarray(repeats)[kept]
+        if repeats is not None:
+            repeats = np.asarray(repeats)
+            repeats = repeats if weights is None else repeats[np.asarray(weights) > 0]
+        self.repeats = repeats
         self.quantile = nearest_rank(self.values, q, self.weights)
         self.mean = float(np.average(self.values, weights=self.weights))
-        self.block = correlation_length(self.values, q) if block is None else block
+        self.correlation = known or correlation(self.values, q)
+        if block is not None:
+            self.correlation = Correlation(self.correlation.lag, block)
         self.extremal = extremal_index(self.values, q)
-        self.episodes = tail_episodes(self.values, q)
-        self.kish = float(self.values.size) if self.weights is None else kish(self.weights)
+        self.episodes = tail_episodes(self.values, q, self.correlation.lag)
+        self.effective = self.extremal * (float(self.values.size) if self.weights is None else kish(self.weights))
 
     def replicate(self, q: str, replicates: int, seed: int) -> tuple[F64, F64]:
         """Quantile and mean of each replicate, [replicates] each."""
         order = descending_order(self.values)
         chunks = (
-            iter_block_counts(self.values.size, self.block, replicates, seed)
+            iter_block_counts(self.values.size, self.correlation.block, replicates, seed)
             if self.repeats is None
             else iter([repeat_counts(self.repeats, replicates, seed)])
         )
-        results = [self._of_counts(counts, order, q) for counts in chunks]
+        results = [self._of_counts(counts, order, q) for counts in chunks if counts.size]
+        if not results:
+            return np.empty(0), np.empty(0)
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
 
-    def _of_counts(self, counts: Counts, order: Counts, q: str) -> tuple[F64, F64]:
+    def _of_counts(self, counts: Counts, order: Index, q: str) -> tuple[F64, F64]:
         mass = counts if self.weights is None else counts * self.weights
-        total = mass.sum(axis=1, dtype=np.float64 if self.weights is not None else np.int64)
-        mean = (mass.astype(np.float64) @ self.values) / total
-        # Only the top is needed; twice the tail and some spare nearly always suffices, else all is looked at.
+        total = mass.sum(axis=1, dtype=np.int64 if self.weights is None else np.float64)
+        mean = (mass * self.values).sum(axis=1) / total
+        # Only the largest are needed; twice the tail and some spare nearly always suffices, else all are looked at.
         share = float(np.max(tail_limit(total, q, order.size) / total))
         top = min(order.size, int(2 * share * order.size) + 200)
         index = tail_indices(mass[:, order[:top]], q, total)
@@ -318,30 +344,37 @@ class _Window:
         return self.values[order[index]], mean
 
 
+def _clusters(at: Index, lag: int) -> int:
+    """Runs of positions, two neighbours in one run when at most `lag` apart; 0 for no position."""
+    return int(min(at.size, 1) + np.count_nonzero(np.diff(at) > lag))
+
+
 def _sufficiency(windows: list[_Window], q: str) -> Sufficiency:
     base, suspect = windows
-    effective = tuple(w.kish * w.extremal for w in windows)
     one, two = required_n(q, 1), required_n(q, 2)
-    reason = None
-    for name, window, size in zip(("baseline", "suspect"), windows, effective, strict=True):
-        what = f"the {name} window's {window.values.size:,} requests"
-        if size < one:
-            reason = f"{what} count as {size:,.0f} independent ones; quantile {q} needs {one:,} for a bound, {two:,} for an interval"
-        elif window.episodes < MIN_EPISODES:
-            reason = f"{what} hold {window.episodes} separate tail episodes above quantile {q}; a comparison needs {MIN_EPISODES}"
-        if reason:
-            break
-    needed = None if reason is None else max(n_for_change(w.values, q) for w in windows)
+    reason = next(filter(None, (_missing(window, q, one, two) for window in windows)), None)
     return Sufficiency(
         n=(base.values.size, suspect.values.size),
-        n_effective=(effective[0], effective[1]),
+        n_effective=(base.effective, suspect.effective),
         extremal=(base.extremal, suspect.extremal),
         episodes=(base.episodes, suspect.episodes),
         enough=reason is None,
-        one_sided=reason is None and min(effective) < two,
+        one_sided=reason is None and min(base.effective, suspect.effective) < two,
         reason=reason,
-        n_needed=needed,
+        n_needed=None if reason is None else max(n_for_change(window.values, q) for window in windows),
     )
+
+
+def _missing(window: _Window, q: str, one: int, two: int) -> str | None:
+    what = f"the {window.name} window's {window.values.size:,} requests"
+    if window.effective < one:
+        return (
+            f"{what} count as {window.effective:,.0f} independent ones; "
+            f"quantile {q} needs {one:,} for a bound and {two:,} for an interval"
+        )
+    if window.episodes < MIN_EPISODES:
+        return f"{what} hold {window.episodes} separate tail episodes above quantile {q}; a comparison needs {MIN_EPISODES}"
+    return None
 
 
 def _matters(interval: tuple[float, float] | None, delta: float, reference: float, min_relative: float) -> bool:
@@ -349,9 +382,3 @@ def _matters(interval: tuple[float, float] | None, delta: float, reference: floa
         return False
     excludes_zero = interval[0] > 0.0 or interval[1] < 0.0
     return excludes_zero and abs(delta) >= min_relative * abs(reference)
-
-
-def _p_value(differences: F64) -> float:
-    """Two-sided bootstrap p-value of "no difference"; never 0, since the replicates are finite."""
-    at_most, at_least = np.count_nonzero(differences <= 0.0), np.count_nonzero(differences >= 0.0)
-    return float(min(1.0, 2.0 * (1 + min(at_most, at_least)) / (1 + differences.size)))
