@@ -144,10 +144,9 @@ class Cause:
         return " ".join(match.group(1).split()) if match else ""
 
     def remedies(self) -> list[str]:
-        match = re.search(r"^Remedy:\s*\n(.+?)(?=\n\S|\Z)", self.text, re.S | re.M)
-        if not match:
-            return [self.paragraph("Remedy")] if self.paragraph("Remedy") else []
-        lines = re.split(r"\n\s*- ", "\n" + match.group(1))
+        """The lines of the `Remedy:` paragraph."""
+        match = re.search(r"^Remedy:\n(.+?)(?=\n\n|\Z)", self.text, re.S | re.M)
+        lines = re.split(r"^- ", match.group(1), flags=re.M) if match else []
         return [" ".join(line.split()) for line in lines if line.strip()]
 
     def summary(self) -> str:

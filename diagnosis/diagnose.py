@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnosis import windows
 from diagnosis.judge import judge
 from diagnosis.load import load, vantages
+from diagnosis.quantiles import parse_quantile
 from diagnosis.verdict import Verdict
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
-from diagnosis.quantiles import parse_quantile
 
 METRICS = ("ttft", "tpot", "e2e")
 
@@ -23,10 +25,12 @@ def diagnose(
     vantage: str | None = None,
     now_ns: int,
     seed: int = 0,
+    why: str | None = None,
 ) -> Verdict:
     """Why does `metric` (ttft, tpot, e2e) differ between the windows? Windows that are None are chosen (see `windows.choose`).
 
     quantile   decimal text between 0 and 1, such as "0.99"
+    why        why these windows, where they were chosen before (an incident bundle)
     vantage    client or engine; None takes the client's where both windows have it, else the engine's
     Raises BadWindow for unknown, empty, overlapping or future windows.
     """
@@ -34,6 +38,8 @@ def diagnose(
         raise BadWindow(f"unknown metric {metric!r}; known: {', '.join(METRICS)}", metric=metric)
     check_quantile(quantile)
     chosen = windows.choose(store, baseline, suspect, now_ns)
+    if why is not None:
+        chosen = replace(chosen, why=why)
     common = vantages(store, chosen.base) & vantages(store, chosen.suspect)
     if vantage is None:
         vantage = next((v for v in ("client", "engine", "router") if v in common), "client")

@@ -38,9 +38,10 @@ CAP_WHEN_FEW = 0.79
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Which quantile carries the verdict, and what was found about it."""
+    """Which quantile carries the verdict, and what was found about it and about the one that was asked for."""
 
     quantile: str
+    asked: str
     requested: Significance
     significance: Significance
     notes: list[str]
@@ -48,6 +49,11 @@ class Judged:
     @property
     def changed(self) -> bool:
         return self.significance.changed or self.significance.changed_mean
+
+    @property
+    def by_mean(self) -> bool:
+        """The mean carries the verdict: the quantile has no interval, or did not change by itself."""
+        return not self.significance.changed
 
 
 def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: str, *, seed: int = 0) -> Verdict:
@@ -159,7 +165,7 @@ def _significance(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile
     requested = at(quantile)
     notes: list[str] = []
     if requested.enough:
-        return Judged(quantile, requested, requested, notes)
+        return Judged(quantile, quantile, requested, requested, notes)
     name, fallback = quantile_name(quantile), quantile_name(FALLBACK)
     need = (
         ""
@@ -175,9 +181,9 @@ def _significance(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile
             else f"{fallback} has no interval either; the mean carries the verdict"
         )
         notes.append(f"{carried}; {name} is shown without an interval")
-        return Judged(FALLBACK, requested, lower, notes)
+        return Judged(FALLBACK, quantile, requested, lower, notes)
     notes.append("the mean carries the verdict")
-    return Judged(quantile, requested, requested, notes)
+    return Judged(quantile, quantile, requested, requested, notes)
 
 
 def _align(base: Ledger, suspect: Ledger) -> tuple[list[str], F64, F64]:
@@ -234,12 +240,13 @@ def _rank(
         owned_mean = sum(rows[name].mean_s for name in mine)
         share = owned / change[0] if change[0] else 0.0
         share_mean = owned_mean / change[1] if change[1] else 0.0
-        best = max(share, share_mean) if judged.changed else 0.0
+        best = share_mean if judged.by_mean else share
         if best < MATERIAL:
             excluded.append(
                 {
                     "cause": cause.name,
-                    "because": f"it owns {signed(owned)} of the change in {quantile_name(judged.quantile)} ({percent(share)}), less than {percent(MATERIAL)}",
+                    "because": f"it owns {signed(owned_mean if judged.by_mean else owned)} of the change "
+                    f"({percent(best)}), less than {percent(MATERIAL)}",
                 }
             )
             continue
@@ -249,7 +256,7 @@ def _rank(
     factor = quality.penalty(checks)
     named = []
     for position, (_, cause, claim) in enumerate(ranked):
-        shares = case.attribution.first_share if position == 0 else case.attribution.material_share
+        shares = _support(case.attribution, first=position == 0, by_mean=judged.by_mean)
         support = max((shares.get(name, 0.0) for name in cause.rows), default=0.0)
         confidence = min(1.0, support) * claim.strength * factor
         if not judged.requested.enough:
@@ -273,6 +280,13 @@ def _rank(
             )
         )
     return named, excluded
+
+
+def _support(attribution: Attribution, *, first: bool, by_mean: bool) -> Mapping[str, float]:
+    """Share of replicates in which a row ranks first (for the first cause) or is material (for the others)."""
+    if by_mean:
+        return attribution.first_share_mean if first else attribution.material_share_mean
+    return attribution.first_share if first else attribution.material_share
 
 
 def judged_change(case: Case, judged: Judged) -> tuple[float, float]:
@@ -348,7 +362,10 @@ def _delta(base: Ledger, suspect: Ledger, judged: Judged, mix: Mix, p99_q: str) 
         p99_s=q(suspect, p99_q) - q(base, p99_q),
         judged_s=q(suspect, judged.quantile) - q(base, judged.quantile),
         mean_interval_95=judged.significance.mean_interval_95,
+        p99_interval_95=judged.requested.interval_95,
         interval_95=judged.significance.interval_95,
+        base_p99_s=q(base, p99_q),
+        suspect_p99_s=q(suspect, p99_q),
         base_mean_s=float(base.values.mean()),
         suspect_mean_s=float(suspect.values.mean()),
         base_judged_s=q(base, judged.quantile),
@@ -367,23 +384,50 @@ def _conclude(
             f"Too few requests to say anything: {n_b} in the baseline, {n_s} in the suspect window; at least {MIN_REQUESTS} each are needed, "
             f"and {judged.requested.n_needed or 368:,} for {quantile_name(case.quantile)}.",
         )
-    values = f"{seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)}"
+    asked = quantile_name(judged.asked)
+    asked_change = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
     means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
     if not judged.changed:
-        few = (
-            ""
-            if judged.requested.enough
-            else f" (too few requests to judge {quantile_name(case_requested(judged, case))})"
+        carrier = f"{name} {seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)} ({interval(delta.interval_95)})"
+        if judged.significance.enough and judged.quantile == judged.asked:
+            return (
+                "no_change",
+                f"{asked} {metric} did not change beyond noise: {asked_change} (difference {interval(delta.interval_95)}), {means}.",
+            )
+        carrier = (
+            f"{carrier}, {means}"
+            if judged.significance.enough
+            else f"{means} (difference {interval(delta.mean_interval_95)})"
         )
         return (
             "no_change",
-            f"{name} {metric} did not change beyond noise: {values} (difference {interval(judged.significance.interval_95)}), {means}{few}.",
+            f"{metric} did not change beyond noise: {carrier}. {asked} went {asked_change}, but too few independent requests carry it.",
         )
-    direction = "rose" if (delta.judged_s > 0 if judged.significance.changed else delta.mean_s > 0) else "fell"
-    opening = f"{name} {metric} {direction} from {seconds(delta.base_judged_s)} to {seconds(delta.suspect_judged_s)} ({means})"
+    worse = delta.mean_s > 0 if judged.by_mean else delta.judged_s > 0
+    direction = "rose" if worse else "fell"
+    if judged.by_mean and judged.requested.enough:
+        opening = (
+            f"{asked} {metric} did not change beyond noise ({asked_change}), but its mean {direction} ({means[5:]})"
+        )
+    elif judged.by_mean:
+        moved = "rose" if delta.p99_s > 0 else "fell"
+        opening = (
+            f"{asked} {metric} {moved} from {seconds(delta.base_p99_s)} to {seconds(delta.suspect_p99_s)}; too few independent requests for its "
+            f"interval, so the mean carries the verdict ({means[5:]}, {interval(delta.mean_interval_95)})"
+        )
+    elif judged.quantile != judged.asked:
+        opening = (
+            f"{name} {metric} {direction} from {seconds(delta.base_judged_s)} to {seconds(delta.suspect_judged_s)} ({means}; {asked} {asked_change}, "
+            "too few independent requests for its interval)"
+        )
+    else:
+        opening = (
+            f"{asked} {metric} {direction} from {seconds(delta.base_p99_s)} to {seconds(delta.suspect_p99_s)} ({means})"
+        )
     if causes:
         parts = [f"{c.cause} owns {percent(_share(c, rows, delta, judged))}" for c in causes[:3]]
-        return "explained", f"{opening}: {listing(parts)} of the change."
+        of = "the change of the mean" if judged.by_mean else "the change"
+        return "explained", f"{opening}: {listing(parts)} of {of}."
     hidden = sum(r.judged_s for r in rows if r.cause in UNOBSERVED)
     if delta.judged_s and hidden / delta.judged_s > 0.5:
         return (
@@ -397,16 +441,11 @@ def _conclude(
     return "not_distinguishable", f"{opening}, but no cause has evidence for a material part of it{largest}."
 
 
-def case_requested(judged: Judged, case: Case) -> str:
-    """The quantile that was asked for, where the judged one is a fall-back."""
-    return "0.99" if judged.quantile == FALLBACK and not judged.requested.enough else case.quantile
-
-
 def _share(cause: NamedCause, rows: Sequence[LedgerRow], delta: Change, judged: Judged) -> float:
     owned = all_causes()[cause.cause].rows
-    if judged.significance.changed or not delta.mean_s:
+    if not judged.by_mean:
         return sum(r.judged_s for r in rows if r.cause in owned) / delta.judged_s if delta.judged_s else 0.0
-    return sum(r.mean_s for r in rows if r.cause in owned) / delta.mean_s
+    return sum(r.mean_s for r in rows if r.cause in owned) / delta.mean_s if delta.mean_s else 0.0
 
 
 def _unexplained(rows: Sequence[LedgerRow], causes: Sequence[NamedCause], delta: Change) -> dict[str, float]:

@@ -330,21 +330,28 @@ def _mean_others(facts: Facts) -> F64:
 
 
 def _cold_tokens(facts: Facts) -> F64:
-    """Tokens computed because the cache was still empty after a start: what later requests of the window find cached.
+    """Tokens computed because the cache was still empty: the mean shortfall of the cold period against the rest of the window.
 
-    Counts only within the cold period, which begins with a `worker_up` or `cache_reset` mark.
+    The cold period begins with a `worker_up` or `cache_reset` mark. It counts only where it stands out from the rest by three
+    standard errors: single requests with a long tail of their own are no cold start.
     """
     r = facts.requests
     out = np.zeros(len(r))
     starts = [m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
-    if not starts or not r.has("cached_tokens") or not r.has("prompt_tokens"):
-        return out
-    share = r.get("cached_tokens") / np.maximum(r.get("prompt_tokens"), 1.0)
-    warm_share = float(np.nanmedian(share[len(r) // 2 :])) if len(r) else 0.0
+    prompt = r.get("prompt_tokens")
+    share = r.get("cached_tokens") / np.where(prompt > 0, prompt, np.nan)
+    if facts.lineage is not None:
+        share = share + facts.lineage.evicted_tokens / np.where(prompt > 0, prompt, np.nan)
+    cold = np.zeros(len(r), dtype=bool)
     for start in starts:
-        since = r.arrival_s - start
-        cold = (since >= 0) & (since <= COLD_PERIOD_S) & (share < warm_share)
-        out = np.where(cold, (warm_share - share) * r.get("prompt_tokens"), out)
+        cold |= (r.arrival_s >= start) & (r.arrival_s <= start + COLD_PERIOD_S)
+    inside, outside = share[cold & np.isfinite(share)], share[~cold & np.isfinite(share)]
+    if min(len(inside), len(outside)) < 10:
+        return out
+    shortfall = float(outside.mean() - inside.mean())
+    error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
+    if shortfall > max(3 * error, 0.01):
+        out[cold] = np.clip(outside.mean() - share[cold], 0.0, 1.0) * prompt[cold]
     return np.nan_to_num(out)
 
 

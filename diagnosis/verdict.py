@@ -10,13 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change in seconds and its 95 % interval (None where the data give none)."""
+    """Changes in seconds with their 95 % intervals (None where the data give none).
+
+    `p99_*` is the quantile that was asked for (P99 unless said otherwise), `judged_*` the one that carries the verdict.
+    """
 
     mean_s: float
     p99_s: float
     judged_s: float
     mean_interval_95: tuple[float, float] | None
     interval_95: tuple[float, float] | None
+    p99_interval_95: tuple[float, float] | None
+    base_p99_s: float
+    suspect_p99_s: float
     base_mean_s: float
     suspect_mean_s: float
     base_judged_s: float
@@ -92,8 +98,15 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain document; floats that are not finite become null."""
-        document = _clean(asdict(self))
-        assert isinstance(document, dict)
+        document: dict[str, Any] = _clean(asdict(self))
+        delta = document["delta"]
+        document["delta"] = {
+            "mean_s": {"value": delta["mean_s"], "interval_95": delta["mean_interval_95"]},
+            "p99_s": {"value": delta["p99_s"], "interval_95": delta["p99_interval_95"]},
+            "judged_s": {"value": delta["judged_s"], "interval_95": delta["interval_95"]},
+            "baseline": {k: delta[f"base_{k}"] for k in ("mean_s", "p99_s", "judged_s")},
+            "suspect": {k: delta[f"suspect_{k}"] for k in ("mean_s", "p99_s", "judged_s")},
+        }
         return document
 
 

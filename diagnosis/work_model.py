@@ -2,7 +2,7 @@
 
 Two numbers matter. `prefill_s_per_token` turns tokens that had to be computed again into seconds. `slow_factor` says how
 much longer a step with the *same* work took in the suspect window; it is judged at equal concurrency, so that a fuller
-batch is not mistaken for a slower machine, and against the scatter between halves of each window.
+batch is not mistaken for a slower machine, and against the drift of step time inside each window.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
+BLOCKS = 8
+"""Spans of time a window is cut into to see how much step time drifts by itself."""
+SIGMAS = 2.5
+"""Standard errors a ratio has to differ from 1 by: about 2 % of quiet pairs pass."""
 FLOOR = 0.10
 """Relative change of step time below which we do not speak of slower steps, whatever the scatter."""
 
@@ -27,7 +31,7 @@ class WorkModel:
     decode_s_per_seq      s that one more running sequence adds to a step; None likewise
     step_s                typical step with one sequence, s
     slow_factor           suspect step time / baseline step time at equal work; 1.0 within the noise, None if unobservable
-    slow_raw, slow_noise  the ratio as measured, and the ratio's scatter between halves (relative)
+    slow_raw, slow_noise  the ratio as measured, and by how much it would have to differ from 1 (log scale) to stand out from drift
     source                steps | token gaps | mean gap per request | None
     """
 
@@ -116,31 +120,41 @@ def _mean_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
 
 
 def _factor_from_levels(base: tuple[F64, F64, F64], suspect: tuple[F64, F64, F64]) -> tuple[float, float, int] | None:
-    """Ratio of median step times at equal concurrency, its scatter between halves, and what was compared."""
-    ratio = _level_ratio(base[0], base[1], suspect[0], suspect[1])
-    if ratio is None:
-        return None
-    scatter = 0.0
-    for step, running, at in (base, suspect):
-        middle = np.median(at)
-        early, late = at <= middle, at > middle
-        halves = _level_ratio(step[early], running[early], step[late], running[late])
-        if halves is not None:
-            scatter = max(scatter, abs(float(np.log(halves[0]))))
-    return ratio[0], 2 * scatter, ratio[1]
-
-
-def _level_ratio(step_a: F64, level_a: F64, step_b: F64, level_b: F64) -> tuple[float, int] | None:
-    logs, weights = [], []
-    levels_a, levels_b = np.round(level_a), np.round(level_b)
-    for level in np.intersect1d(np.unique(levels_a), np.unique(levels_b)):
-        a, b = step_a[levels_a == level], step_b[levels_b == level]
+    """Ratio of step times at equal concurrency, its uncertainty (log scale), and how many gaps were compared."""
+    levels_b, levels_s = np.round(base[1]), np.round(suspect[1])
+    pooled: dict[float, float] = {}
+    compared = 0
+    for level in np.intersect1d(np.unique(levels_b), np.unique(levels_s)):
+        a, b = base[0][levels_b == level], suspect[0][levels_s == level]
         if len(a) >= MIN_LEVEL and len(b) >= MIN_LEVEL and np.median(a) > 0 and np.median(b) > 0:
-            logs.append(np.log(np.median(b) / np.median(a)))
-            weights.append(min(len(a), len(b)))
-    if not logs:
+            pooled[float(level)] = float(np.sqrt(np.median(a) * np.median(b)))
+            compared += min(len(a), len(b))
+    if not pooled:
         return None
-    return float(np.exp(np.average(logs, weights=weights))), int(np.sum(weights))
+    effects = [
+        _block_effects(step, levels, at, pooled) for (step, _, at), levels in ((base, levels_b), (suspect, levels_s))
+    ]
+    return _compare_blocks(effects[0], effects[1], compared)
+
+
+def _block_effects(step: F64, level: F64, at_s: F64, pooled: dict[float, float]) -> F64:
+    """Log of step time over the pooled step time of its level, as the median of each of BLOCKS spans of time."""
+    usual = np.array([pooled.get(float(x), np.nan) for x in np.unique(level)])
+    relative = np.log(np.maximum(step, 1e-9) / usual[np.searchsorted(np.unique(level), level)])
+    known = np.isfinite(relative)
+    relative, at_s = relative[known], at_s[known]
+    edges = np.quantile(at_s, np.linspace(0.0, 1.0, BLOCKS + 1)) if len(at_s) else np.zeros(BLOCKS + 1)
+    block = np.clip(np.searchsorted(edges, at_s, "right") - 1, 0, BLOCKS - 1)
+    return np.array([np.median(relative[block == k]) for k in range(BLOCKS) if (block == k).any()])
+
+
+def _compare_blocks(base: F64, suspect: F64, compared: int) -> tuple[float, float, int] | None:
+    """Machines drift by the minute, so the scatter between spans of time, not the count of steps, says how sure a ratio is."""
+    if min(len(base), len(suspect)) < BLOCKS // 2:
+        return None
+    log_ratio = float(suspect.mean() - base.mean())
+    error = float(np.sqrt(base.var(ddof=1) / len(base) + suspect.var(ddof=1) / len(suspect)))
+    return float(np.exp(log_ratio)), SIGMAS * error, compared
 
 
 def step_design(steps: StepFacts) -> tuple[F64, F64]:
@@ -163,14 +177,11 @@ def _factor_from_steps(base: StepFacts, suspect: StepFacts) -> tuple[float, floa
     predicted_b, predicted_s = work_b @ coefficients, work_s[inside] @ coefficients
     if np.median(predicted_b) <= 0:
         return None
-    ratio_b = duration_b / np.maximum(predicted_b, 1e-9)
-    ratio_s = duration_s[inside] / np.maximum(predicted_s, 1e-9)
-    factor = float(np.median(ratio_s) / np.median(ratio_b))
-    scatter = 0.0
-    for ratios in (ratio_b, ratio_s):
-        half = len(ratios) // 2
-        scatter = max(scatter, abs(float(np.log(np.median(ratios[:half]) / np.median(ratios[half:])))))
-    return factor, 2 * scatter, int(inside.sum())
+    effects = []
+    for duration, predicted in ((duration_b, predicted_b), (duration_s[inside], predicted_s)):
+        relative = np.log(np.maximum(duration, 1e-9) / np.maximum(predicted, 1e-9))
+        effects.append(np.array([np.median(part) for part in np.array_split(relative, BLOCKS) if len(part)]))
+    return _compare_blocks(effects[0], effects[1], int(inside.sum()))
 
 
 def fit_nonnegative(design: F64, target: F64) -> F64:

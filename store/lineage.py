@@ -1,7 +1,8 @@
 """Set-based questions that diagnosis asks of blocks and counters: lineage of missed blocks, block totals, counter increases.
 
 A miss is joined to the life of the very block it missed: stored before and lost (evicted or cleared), or never stored. All
-is one SQL statement each over the store's tables, so cost follows the window.
+is one SQL statement each over the store's tables, so cost follows the window. Sums of floats are rounded, because parallel
+aggregation adds them in any order and a verdict must not depend on it.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ WITH asked AS (
            generate_subscripts(prompt_blocks[num_hit + 1:], 1) + num_hit AS position
     FROM asked
 ), life AS (
-    SELECT worker, block_hash, at_ns, change, idle_s, age_s
+    -- one batch of events has one instant: a block that was evicted and stored again in it is there afterwards
+    SELECT worker, block_hash, at_ns, max(change) AS change, max(idle_s) AS idle_s, max(age_s) AS age_s
     FROM block
     WHERE {scope}{ended} AND change IN ('stored', 'evicted', 'removed') AND coalesce(tier, 'device') = 'device'
       AND block_hash IN (SELECT block_hash FROM missed)
+    GROUP BY worker, block_hash, at_ns
 ), cleared AS (
     SELECT worker, at_ns FROM block WHERE {scope}{ended} AND change = 'cleared'
 ), last_change AS (
@@ -97,7 +100,7 @@ def worst_blocks(store: Store, window: Window, vantage: str, block_size: int, li
     inner, params = missed_blocks_sql(window, vantage, block_size)
     return store.query(
         f"""
-SELECT block_hash, min(position) AS position, count(*) AS times, list(request_id ORDER BY at_ns)[1:5] AS request_ids,
+SELECT block_hash, min(position) AS position, count(*) AS times, list(request_id ORDER BY at_ns, request_id)[1:5] AS request_ids,
        median((at_ns - changed_ns) / 1e9) AS back_after_s
 FROM ({inner}) WHERE life = 'evicted' GROUP BY block_hash ORDER BY times DESC, block_hash LIMIT {limit}""",
         params,
@@ -110,7 +113,7 @@ def block_totals(store: Store, window: Window) -> pa.Table:
     return store.query(
         f"""
 WITH life AS (
-    SELECT change, at_ns, lag(change) OVER (PARTITION BY worker, block_hash ORDER BY at_ns) AS before
+    SELECT change, at_ns, lag(change) OVER (PARTITION BY worker, block_hash ORDER BY at_ns, change) AS before
     FROM block WHERE {condition} AND coalesce(tier, 'device') = 'device' AND change IN ('stored', 'evicted', 'removed', 'cleared')
 )
 SELECT count(*) FILTER (change = 'stored') AS stored,
@@ -130,7 +133,7 @@ def counter_increases(store: Store, window: Window) -> pa.Table:
     condition, params = window_sql(window, "at_ns")
     return store.query(
         f"""
-SELECT name, sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS increase,
+SELECT name, round(sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END), 6) AS increase,
        count(DISTINCT (worker, key)) AS series
 FROM (
     SELECT name, worker, CAST(labels AS VARCHAR) AS key, value,
@@ -146,7 +149,7 @@ def gauge_summary(store: Store, window: Window) -> pa.Table:
     condition, params = window_sql(window, "at_ns")
     return store.query(
         f"""
-SELECT name, labels['reason'] AS reason, avg(value) AS mean, max(value) AS max, min(value) AS min, count(*) AS n
+SELECT name, labels['reason'] AS reason, round(avg(value), 9) AS mean, max(value) AS max, min(value) AS min, count(*) AS n
 FROM sample
 WHERE {condition} AND NOT (name LIKE '%\\_total' ESCAPE '\\' OR name LIKE '%\\_sum' ESCAPE '\\' OR name LIKE '%\\_count' ESCAPE '\\'
       OR name LIKE '%\\_bucket' ESCAPE '\\')

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.work_model import quiet_gaps
 from diagnosis.wording import number, seconds
+from diagnosis.work_model import quiet_gaps
 
 
 @cause("decode_bandwidth", needs=("request.token_ns|step.decode_tokens|request.decode_s",), rows=("decode_bandwidth",))

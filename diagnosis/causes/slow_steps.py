@@ -13,7 +13,7 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     Why: clocks throttled, CPU or memory taken by others, another kernel, attention backend or driver, logging in the loop.
     Compared at equal batch size, in steps that compute no prompt, so neither load nor capacity can cause it.
 
-    Refuted by: equal step times at equal batch size; a ratio within the scatter between halves of each window.
+    Refuted by: equal step times at equal batch size; a ratio within the drift inside each window.
 
     Remedy:
     - host: look for thermal or power throttling, CPU steal and noisy neighbours at that time (GPU and host metrics beside the window)
@@ -28,12 +28,12 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     compared = f"at equal batch size ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
     said = f"the same step took {model.slow_raw:.2f} times the baseline's time {compared}"
     if model.slow_factor is None or model.slow_factor <= 1.0:
-        return Excluded(f"{said}; scatter between halves of a window is {percent(model.slow_noise)}")
+        return Excluded(f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}")
     where = case.sql_where(case.suspect_window, "arrival_ns")
     return Claim(
         [
             Evidence(
-                f"{said}; scatter between halves of a window is {percent(model.slow_noise)}",
+                f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}",
                 model.slow_raw,
                 "ratio",
                 f"SELECT median(gap_s) AS median_itl_s FROM token_gap WHERE request_id IN (SELECT request_id FROM request WHERE {where})"

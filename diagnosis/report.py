@@ -1,0 +1,163 @@
+"""The postmortem report in Markdown: what happened, which cause owns how much, the evidence, and how to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from diagnosis.wording import interval, metric_name, percent, quantile_name, seconds, signed
+
+
+def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
+    """Markdown of a verdict document (`Verdict.to_dict()`); deterministic, so that it can be compared."""
+    metric, name, asked = (
+        metric_name(verdict["metric"]),
+        quantile_name(verdict["quantile"]),
+        quantile_name(verdict["requested_quantile"]),
+    )
+    sections = [
+        f"# {asked} {metric}: {verdict['status'].replace('_', ' ')}",
+        verdict["verdict"],
+        "## Windows\n\n" + _windows(verdict),
+        f"## Attribution of the change\n\nRows sum to the change. {name} carries the verdict"
+        + ("" if name == asked else f"; {asked} is shown, but too few independent requests carry an interval for it")
+        + ".\n\n"
+        + _attribution(verdict),
+        f"## Composition around {name}\n\nDescribes what slow requests are made of; it does not blame.\n\n"
+        + _composition(verdict),
+        "## Causes\n\n" + ("\n\n".join(map(_cause, verdict["causes"])) or "No cause is named."),
+        "## Excluded\n\n" + _excluded(verdict),
+        "## Side effects\n\n" + _side_effects(verdict),
+        "## Data quality\n\n" + _list(f"{q['status']}: {q['statement']}" for q in verdict["quality"]),
+        "## Next experiment\n\n" + _next(verdict),
+        "## How this was made\n\n"
+        + _list([*verdict["notes"], f"kvscope {version}, vantage {verdict['vantage']}", *_calibration(verdict)]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _windows(verdict: Mapping[str, Any]) -> str:
+    rows = []
+    for side in ("baseline", "suspect"):
+        w = verdict["windows"][side]
+        rows.append(
+            [
+                side,
+                w["run"] or "live",
+                _utc(w["start_ns"]),
+                _utc(w["end_ns"]),
+                f"{verdict['n'][side]:,}",
+                f"{verdict['n_effective'][side]:,.0f}",
+            ]
+        )
+    return _table(["window", "run", "from (UTC)", "to (UTC)", "requests", "worth independent"], rows)
+
+
+def _attribution(verdict: Mapping[str, Any]) -> str:
+    name, asked = quantile_name(verdict["quantile"]), quantile_name(verdict["requested_quantile"])
+    rows = [
+        [
+            f"`{r['cause']}`",
+            r["text"],
+            signed(r["mean_s"]),
+            signed(r["judged_s"]),
+            interval(r["interval_95"]),
+            signed(r["p99_s"]),
+            signed(r["es_s"]),
+        ]
+        for r in verdict["attribution"]
+    ]
+    d = verdict["delta"]
+    rows.append(
+        [
+            "**change**",
+            "",
+            signed(d["mean_s"]["value"]),
+            signed(d["judged_s"]["value"]),
+            interval(d["judged_s"]["interval_95"]),
+            signed(d["p99_s"]["value"]),
+            "",
+        ]
+    )
+    return _table(["row", "what it is", "mean", name, "95 % interval", asked, f"shortfall beyond {asked}"], rows)
+
+
+def _composition(verdict: Mapping[str, Any]) -> str:
+    rows = [
+        [f"`{r['cause']}`", r["text"], seconds(r["baseline_s"]), seconds(r["suspect_s"])]
+        for r in verdict["composition"]
+    ]
+    return _table(["part", "what it is", "baseline", "suspect"], rows)
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    subject = cause["subject"]
+    lines = [
+        f"### {cause['cause']} ({percent(cause['share_p99'])} of the tail's change, confidence {cause['confidence_word']}, {cause['confidence']:.2f})",
+        cause["summary"] + (f" Subject: {subject['kind']} {subject['id']}." if subject["id"] else ""),
+    ]
+    if cause["interval"]:
+        lines.append(
+            f"Mostly between {_utc(cause['interval']['start_ns'])} and {_utc(cause['interval']['end_ns'])} UTC."
+        )
+    for evidence in cause["evidence"]:
+        ids = f" Requests: {', '.join(f'`{i}`' for i in evidence['request_ids'])}." if evidence["request_ids"] else ""
+        lines.append(f"- {evidence['statement']}.{ids}")
+        if evidence["sql"]:
+            lines.append(f"  ```sql\n  {evidence['sql']}\n  ```")
+    lines.append(f"Would be refuted by: {cause['refuted_by']}")
+    lines.append("What to do:\n\n" + _list(cause["remedy"]))
+    return "\n\n".join(lines)
+
+
+def _excluded(verdict: Mapping[str, Any]) -> str:
+    rows = [[f"`{r['cause']}`", r["because"]] for r in [*verdict["excluded"], *verdict["not_observable"]]]
+    return _table(["cause", "because"], rows) if rows else "Nothing was excluded."
+
+
+def _side_effects(verdict: Mapping[str, Any]) -> str:
+    rows = []
+    for r in verdict["side_effects"]:
+        bounds = r["interval_95"]
+        shown = f"{bounds[0]:.4g} to {bounds[1]:.4g}" if bounds and None not in bounds else "-"
+        rows.append([r["metric"], f"{r['baseline']:.4g}", f"{r['suspect']:.4g}", shown])
+    return _table(["metric", "baseline", "suspect", "difference, 95 %"], rows)
+
+
+def _next(verdict: Mapping[str, Any]) -> str:
+    experiment = verdict["next_experiment"]
+    if experiment is None:
+        return "None is needed."
+    need = experiment["requests_per_window"]
+    return experiment["statement"] + (
+        f" {need:,} requests a window show a change of 20 % at power 0.9." if need else ""
+    )
+
+
+def _calibration(verdict: Mapping[str, Any]) -> list[str]:
+    c = verdict["calibration"]
+    lines = []
+    if c.get("prefill_s_per_token"):
+        lines.append(f"a computed prompt token costs {c['prefill_s_per_token'] * 1e6:.1f} us")
+    if c.get("slow_factor"):
+        lines.append(
+            f"step time at equal work: {c['slow_factor']:.3f} times the baseline's, from {c['compared']:,} {c['source']}"
+        )
+    return lines
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def cell(text: str) -> str:
+        return str(text).replace("|", "\\|")
+
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(map(cell, row)) + " |" for row in rows])
+
+
+def _list(items: Any) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _utc(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
