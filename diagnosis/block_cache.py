@@ -80,7 +80,7 @@ def needed_sizes(trace: BlockTrace) -> Ints:
     touched[position] = trace.ids
     previous = _previous_use(touched)
     # Distinct blocks used after the previous use p and before this request, whose first touch is at s: the touches in
-    # (p, s) that have no earlier one after p, so #{j < s: previous[j] <= p} - #{j <= p}. One block more: it is resident.
+    # (p, s) that have no earlier one after p, so #{j < s: previous[j] <= p} - #{j <= p}. One block more: a hit.
     p = previous[position]
     needed = np.full(len(p), NEVER)
     seen = p >= 0

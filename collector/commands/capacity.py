@@ -1,0 +1,220 @@
+"""`kvscope capacity`: hit rate against the number of KV blocks, replayed from a trace or from stored requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
+from engine_probe.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from diagnosis.capacity import CapacityPoint
+    from diagnosis.capacity_input import CacheLoad
+
+BAR_WIDTH = 24
+STEPS = (1, 2, 5)
+
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(help="Mooncake trace, recording, NDJSON or Parquet events.", show_default="the store"),
+]
+BlocksOption = Annotated[
+    str | None,
+    typer.Option(help="Sizes in blocks, with commas: 1000,3000,inf.", show_default="a series"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb `capacity`."""
+    app.command("capacity")(capacity)
+
+
+def capacity(
+    trace: TraceOption = None,
+    policy: Annotated[str, typer.Option(help="Eviction policy: lru, lfu or fifo.")] = "lru",
+    blocks: BlocksOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    run: Annotated[str | None, typer.Option(help="Run in the store.", show_default="live requests")] = None,
+    facts: Annotated[
+        bool, typer.Option("--facts", help="With --json: an object, with the facts and the knee.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """How the prefix-cache hit rate depends on the number of KV blocks.
+
+    Replays the prompt blocks that requests asked for. --json answers a list of {blocks, hit_rate, ...}; blocks null is
+    a cache without an end. With several workers each has its own cache of that size.
+    """
+    from diagnosis.capacity_input import cache_loads, curve_over
+
+    if trace is not None and run is not None:
+        raise UsageError("give either --trace FILE or --run NAME of the store, not both")
+    chosen = None if blocks is None else _sizes(blocks)
+    requests, workers = _from_store(store, run) if trace is None else _from_file(trace)
+    loads = cache_loads(requests, workers)
+    points = curve_over(loads, policy, chosen or default_sizes(loads))
+    if not json:
+        emit(render(loads, policy, points))
+    elif facts:
+        emit_json({"points": [_row(p, policy) for p in points], "knee": knee(loads), "facts": _facts(loads)})
+    else:
+        emit_json([_row(p, policy) for p in points])
+
+
+def default_sizes(loads: list[CacheLoad]) -> list[int | None]:
+    """1, 2, 5, 10, ... up to where nothing is evicted; the knee; what the workers have, and more of it; no end."""
+    from diagnosis.capacity_input import common
+
+    largest = max(load.trace.num_unique for load in loads)
+    first = max(largest // 500, 1)
+    series = {step * 10**power for power in range(12) for step in STEPS}
+    sizes = {size for size in series if first <= size < largest}
+    at_knee, own = knee(loads)["blocks"], common([load.num_blocks for load in loads])
+    if at_knee:
+        sizes.add(at_knee)
+    if own:
+        sizes |= {own} | {size for size in (own * 5 // 4, own * 3 // 2, own * 2, own * 4) if size <= largest}
+    return [*sorted(sizes), None]
+
+
+def knee(loads: list[CacheLoad]) -> dict[str, Any]:
+    """Fewest blocks with which LRU reaches KNEE_SHARE of the ceiling; with several workers, what the neediest needs."""
+    from diagnosis.capacity import KNEE_SHARE, smallest_size_for
+
+    needs = [smallest_size_for(load.trace, KNEE_SHARE, counted=load.counted) for load in loads]
+    return {"blocks": max((need for need in needs if need is not None), default=None), "share_of_ceiling": KNEE_SHARE}
+
+
+def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> str:
+    """The curve as text: one sentence, a table, the facts of each cache's load, what the replay leaves out."""
+    from diagnosis.capacity import KNEE_SHARE
+    from diagnosis.capacity_input import common, curve_over
+
+    at_knee, own = knee(loads)["blocks"], common([load.num_blocks for load in loads])
+    block_tokens = common([load.block_tokens for load in loads])
+    ceiling = curve_over(loads, "lru", [None])[0].hit_rate or 0.0
+    lines = ["No block is ever asked for twice: a prefix cache of any size hits nothing here."]
+    if at_knee is not None:
+        size = f"{at_knee:,} blocks" + (f" ({at_knee * block_tokens:,} tokens)" if block_tokens else "")
+        reach = f"LRU reaches {KNEE_SHARE:.0%} of that with {size}."
+        lines = [f"At most {ceiling:.1%} of the blocks asked for could be hits; {reach}"]
+    each = f", each of {len(loads)} workers has its own cache" if len(loads) > 1 else ""
+    lines += ["", f"Hit rate by size ({policy.upper()}, blocks of contiguous prefixes / blocks requested{each})", ""]
+    lines.append(f"  {'blocks':>10}  {'tokens':>13}  {'hit rate':>8}  of ceiling")
+    notes = {at_knee: "  <- knee", own: "  <- what the engine has"}
+    for point in points:
+        share = (point.hit_rate or 0.0) / ceiling if ceiling else 0.0
+        size = "no end" if point.blocks is None else f"{point.blocks:,}"
+        tokens = f"{point.blocks * block_tokens:,}" if point.blocks and block_tokens else "-"
+        bar = ("#" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH)
+        note = notes.get(point.blocks, "") if point.blocks else ""
+        lines.append(f"  {size:>10}  {tokens:>13}  {point.hit_rate or 0:8.2%}  {share:6.1%}  {bar}{note}".rstrip())
+    for facts in _facts(loads):
+        lines += ["", *_facts_text(facts)]
+    num_warm_up = sum(int((~load.counted).sum()) for load in loads)
+    if num_warm_up:
+        lines.append(f"  {num_warm_up} warm-up requests fill the cache and are not counted in the rates.")
+    lines += [
+        "",
+        "Only prompts are replayed. Generated tokens and running requests take blocks too: an engine hits less.",
+    ]
+    return "\n".join(lines)
+
+
+def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
+    import pyarrow as pa
+
+    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
+    from engine_probe.readers.detect import open_source
+    from engine_probe.readers.source import Notes, ReadOptions
+    from engine_probe.schema import arrow_schema
+
+    source = open_source(path)
+    requests, workers = [], [arrow_schema("worker").empty_table().select(WORKER_COLUMNS)]
+    for tables in source.chunks(ReadOptions(), Notes()):
+        if "request" in tables:
+            requests.append(tables["request"].select(REQUEST_COLUMNS))
+        if "worker" in tables:
+            workers.append(tables["worker"].select(WORKER_COLUMNS))
+    if not requests:
+        raise UsageError(f"{path} ({source.format}) holds no requests, and capacity is about their prompt blocks")
+    return pa.concat_tables(requests), pa.concat_tables(workers)
+
+
+def _from_store(url: str, run: str | None) -> tuple[pa.Table, pa.Table]:
+    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
+    from store.interface import Window
+    from store.open import open_store
+
+    store = open_store(url, read_only=True)
+    try:
+        known = ", ".join(store.runs()) or "none"
+        if run is not None and run not in store.runs():
+            raise UsageError(f"the store {url} has no run '{run}'; runs there: {known}", run=run)
+        window = Window(run_id=run)
+        requests = store.rows("request", window, REQUEST_COLUMNS)
+        if not requests.num_rows:
+            where = f"run {run}" if run else "live data"
+            raise UsageError(f"{where} in {url} has no requests; runs there: {known}. Or give --trace FILE")
+        return requests, store.rows("worker", window, WORKER_COLUMNS)
+    finally:
+        store.close()
+
+
+def _sizes(text: str) -> list[int | None]:
+    sizes: list[int | None] = []
+    for part in text.split(","):
+        word = part.strip().replace("_", "").lower()
+        if word in ("inf", "infinite"):
+            sizes.append(None)
+        elif word.isascii() and word.isdigit() and int(word) > 0:
+            sizes.append(int(word))
+        else:
+            raise UsageError(f"--blocks takes whole numbers above 0, or inf, with commas between; '{part}' is neither")
+    return sizes
+
+
+def _row(point: CapacityPoint, policy: str) -> dict[str, Any]:
+    return {
+        "blocks": point.blocks,
+        "hit_rate": point.hit_rate,
+        "policy": policy,
+        "hit_blocks": point.hit_blocks,
+        "requested_blocks": point.requested_blocks,
+    }
+
+
+def _facts(loads: list[CacheLoad]) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from diagnosis.capacity import trace_facts
+
+    return [
+        {
+            "worker": load.worker,
+            "num_blocks": load.num_blocks,
+            "block_tokens": load.block_tokens,
+            **asdict(trace_facts(load.trace, load.arrival_s, load.input_tokens)),
+        }
+        for load in loads
+    ]
+
+
+def _facts_text(facts: dict[str, Any]) -> list[str]:
+    def show(value: float | None, form: str) -> str:
+        return "unknown" if value is None else format(value, form)
+
+    gaps = "/".join(show(gap, ",.0f") for gap in facts["reuse_gap_s"].values())
+    name = f"worker {facts['worker']}: " if facts["worker"] else ""
+    return [
+        f"{name}{facts['requests']:,} requests, mean input {show(facts['mean_input_tokens'], ',.0f')} tokens; "
+        f"{facts['blocks']:,} blocks asked for, {facts['unique_blocks']:,} different, "
+        f"{show(facts['used_once_share'], '.1%')} of these once only.",
+        f"  Time between two uses of a block, p50/p80/p90/p99: {gaps} s. "
+        f"The top tenth of the blocks is {show(facts['reuse_share_of_top_tenth'], '.0%')} of all reuse.",
+    ]
