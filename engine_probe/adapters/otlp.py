@@ -13,13 +13,15 @@ hostile bytes raise UnknownFormat, never anything else. Source: reference 4.9; v
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from engine_probe.adapters.otlp_wire import Found, Span, SpanReader
 from engine_probe.adapters.vllm import ENGINE, normalise_request_id
 from engine_probe.errors import UnknownFormat
 
@@ -27,219 +29,268 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SPAN_NAME: Final = "llm_request"
-MAX_NESTING: Final = 64
 _INT64_MAX = (1 << 63) - 1
+_NUMBERS = (float, int)
+_LONGEST_S = 2_678_400.0  # a month: no request takes longer
 
 _TTFT = "gen_ai.latency.time_to_first_token"
 _QUEUE = "gen_ai.latency.time_in_queue"
 _PREFILL = "gen_ai.latency.time_in_model_prefill"
 _DECODE = "gen_ai.latency.time_in_model_decode"
-_FIELDS: Final = frozenset(
-    (
-        _TTFT,
-        _QUEUE,
-        _PREFILL,
-        _DECODE,
-        "gen_ai.request.id",
-        "gen_ai.usage.prompt_tokens",
-        "gen_ai.usage.completion_tokens",
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.output_tokens",
-        "gen_ai.response.model",
-        "gen_ai.request.model",
-    )
+_ID = "gen_ai.request.id"
+_PROMPT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
+_OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
+_MODEL = ("gen_ai.response.model", "gen_ai.request.model")
+_SERVICE: Final = frozenset(("service.name",))
+_WANTED: Final = frozenset((_TTFT, _QUEUE, _PREFILL, _DECODE, _ID, *_PROMPT, *_OUTPUT, *_MODEL))
+
+_READER: Final = SpanReader(SPAN_NAME, _WANTED)
+
+COLUMNS: Final = (
+    "worker",
+    "at_ns",
+    "request_id",
+    "vantage",
+    "state",
+    "engine",
+    "model",
+    "trace_id",
+    "generation_id",
+    "labels",
+    "arrival_ns",
+    "first_scheduled_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "end_ns",
+    "frontend_s",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "prompt_tokens",
+    "output_tokens",
+    "error",
 )
+"""Columns of `request` that a span tells."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OtlpResult:
     """What a body held.
 
-    rows         kind -> rows (missing keys are null)
+    values       one tuple a request, parallel to COLUMNS
     num_spans    all spans; num_ignored: those of them that are not requests
-    span_ids     trace_id + span_id (bytes) of every row of `request`, in their order, for deduplication
+    span_ids     trace_id + span_id (bytes) of every request, in their order, for deduplication
     """
 
-    rows: dict[str, list[dict[str, Any]]]
+    values: list[tuple[Any, ...]]
     num_spans: int
     num_ignored: int
-    span_ids: list[bytes] = field(default_factory=list)
+    span_ids: list[bytes]
+
+    @cached_property
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """kind -> rows; a column that is not known is absent."""
+        told = [zip(COLUMNS, value, strict=True) for value in self.values]
+        return {"request": [{name: item for name, item in pairs if item is not None} for pairs in told]}
 
     def tables(self) -> dict[str, pa.Table]:
-        """The rows as tables of the full schema, kind -> table; kinds without rows are absent."""
-        return {kind: _table(kind, rows) for kind, rows in self.rows.items() if rows}
+        """kind -> table of the full schema; a kind without rows is absent."""
+        import pyarrow as pa
 
+        from engine_probe.schema import arrow_schema
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    trace_id: bytes
-    span_id: bytes
-    start_ns: int
-    end_ns: int
-    failed: str | None
-    attributes: dict[str, Any]
+        if not self.values:
+            return {}
+        schema = arrow_schema("request")
+        columns = dict(zip(COLUMNS, zip(*self.values, strict=True), strict=True))
+        arrays = {
+            name: _map_array(column) if name == "labels" else pa.array(column, schema.field(name).type)
+            for name, column in columns.items()
+        }
+        size = len(self.values)
+        full = [arrays[field.name] if field.name in arrays else pa.nulls(size, field.type) for field in schema]
+        return {"request": pa.table(full, schema=schema)}
 
 
 def decode_traces(body: bytes, content_type: str, received_ns: int, *, worker: str | None = None) -> OtlpResult:
     """Decode one ExportTraceServiceRequest (already decompressed).
 
-    worker  name to use in place of the resource's service.name
+    received_ns  stands in where a span has no usable end
+    worker       name to use in place of the resource's service.name
     Raises UnknownFormat where the body is not what `content_type` says.
     """
-    rows: list[dict[str, Any]] = []
-    span_ids: list[bytes] = []
-    num_spans = 0
     kind = content_type.split(";")[0].strip().lower()
+    spans: Iterable[Found]
     if kind == "application/json":
-        source = _json_spans(body)
+        spans = _json_spans(body)
     elif kind in ("application/x-protobuf", "application/protobuf", "application/octet-stream"):
-        source = _protobuf_spans(body)
+        spans = _READER.read(body)
     else:
         raise UnknownFormat(
             f"Traces came as {content_type!r}; send application/x-protobuf or application/json (OTLP/HTTP).",
             content_type=content_type,
         )
-    for service, span in source:
+    values: list[tuple[Any, ...]] = []
+    span_ids: list[bytes] = []
+    num_spans = 0
+    for service, span in spans:
         num_spans += 1
         if span is not None:
-            rows.append(_row(worker or service, span, received_ns))
+            values.append(_values(worker or _service(service), span, received_ns))
             span_ids.append(span.trace_id + span.span_id)
-    return OtlpResult({"request": rows}, num_spans, num_spans - len(rows), span_ids)
+    return OtlpResult(values, num_spans, num_spans - len(values), span_ids)
 
 
-def _row(worker: str | None, span: _Span, received_ns: int) -> dict[str, Any]:
-    got = span.attributes
-    arrival_ns = span.start_ns
-    ttft, queue, prefill = _seconds(got.get(_TTFT)), _seconds(got.get(_QUEUE)), _seconds(got.get(_PREFILL))
-    decode = _seconds(got.get(_DECODE))
-    row: dict[str, Any] = {
-        "worker": worker,
-        "at_ns": span.end_ns or received_ns,
-        "vantage": "engine",
-        "state": "failed" if span.failed is not None else "finished",
-        "engine": ENGINE,
-        "trace_id": span.trace_id.hex() or None,
-        "arrival_ns": arrival_ns or span.end_ns or received_ns,
-        "end_ns": span.end_ns or None,
-        "queue_s": queue,
-        "prefill_s": prefill,
-        "decode_s": decode,
-        "prompt_tokens": _count(got.get("gen_ai.usage.prompt_tokens", got.get("gen_ai.usage.input_tokens"))),
-        "output_tokens": _count(got.get("gen_ai.usage.completion_tokens", got.get("gen_ai.usage.output_tokens"))),
-        "model": _text(got.get("gen_ai.response.model", got.get("gen_ai.request.model"))),
-        "error": span.failed or None,
-    }
-    engine_id = _text(got.get("gen_ai.request.id"))
-    labels = {"span_id": span.span_id.hex()}  # with trace_id the identity of the span: a resent one is found by it
-    row["request_id"] = normalise_request_id(engine_id) if engine_id else span.span_id.hex()
-    if engine_id:
-        row["generation_id"] = engine_id
-        labels["engine_request_id"] = engine_id
-    row["labels"] = labels
-    if ttft is not None and arrival_ns:
-        first_token_ns = arrival_ns + round(ttft * 1e9)
-        row["first_token_ns"] = first_token_ns
-        if prefill is not None:
-            row["first_scheduled_ns"] = first_token_ns - round(prefill * 1e9)
-            if queue is not None:
-                # Two clocks of one process: a residue below zero is rounding or the engine's clock, and no time at all.
-                row["frontend_s"] = max(ttft - queue - prefill, 0.0)
-        if decode is not None:
-            row["last_token_ns"] = first_token_ns + round(decode * 1e9)
-    return row
-
-
-def _protobuf_spans(body: bytes) -> Iterator[tuple[str | None, _Span | None]]:
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    request = ExportTraceServiceRequest()
-    try:
-        request.ParseFromString(body)
-    except (DecodeError, RecursionError, ValueError) as error:
-        raise UnknownFormat(f"The trace body ({len(body)} bytes) is not an OTLP protobuf message: {error}") from error
-    wanted = _FIELDS
-    for resource_spans in request.resource_spans:
-        service = None
-        for pair in resource_spans.resource.attributes:
-            if pair.key == "service.name":
-                service = pair.value.string_value
-        service = _service(service)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                if span.name != SPAN_NAME:
-                    yield service, None
-                    continue
-                attributes: dict[str, Any] = {}
-                for pair in span.attributes:
-                    key = pair.key
-                    if key in wanted:
-                        value = pair.value
-                        which = value.WhichOneof("value")
-                        attributes[key] = None if which is None else getattr(value, which)
-                status = span.status
-                failed = (status.message or "error") if status.code == 2 else None
-                start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
-                yield service, _Span(span.trace_id, span.span_id, _ns(start_ns), _ns(end_ns), failed, attributes)
-
-
-def _json_spans(body: bytes) -> Iterator[tuple[str | None, _Span | None]]:
-    try:
-        request = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnknownFormat(f"The trace body ({len(body)} bytes) is not OTLP JSON: {error}") from error
-    try:
-        for resource_spans in _list(request, "resourceSpans", required=True):
-            attributes = _attributes(_dict(resource_spans.get("resource")).get("attributes"))
-            service = _service(attributes.get("service.name"))
-            for scope_spans in _list(resource_spans, "scopeSpans"):
-                for span in _list(scope_spans, "spans"):
-                    yield service, (_json_span(span) if span.get("name") == SPAN_NAME else None)
-    except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UnknownFormat(f"The trace body is JSON, but not an OTLP ExportTraceServiceRequest: {error}") from error
-
-
-def _json_span(span: dict[str, Any]) -> _Span:
-    status = _dict(span.get("status"))
-    is_failed = status.get("code") in (2, "STATUS_CODE_ERROR")
-    return _Span(
-        bytes.fromhex(span.get("traceId") or ""),
-        bytes.fromhex(span.get("spanId") or ""),
-        _ns(int(span.get("startTimeUnixNano") or 0)),
-        _ns(int(span.get("endTimeUnixNano") or 0)),
-        (str(status.get("message") or "error")) if is_failed else None,
-        _attributes(span.get("attributes")),
+def _values(worker: str | None, span: Span, received_ns: int) -> tuple[Any, ...]:
+    """One request, parallel to COLUMNS."""
+    get = span.attributes.get
+    end_ns = span.end_ns if 0 < span.end_ns <= _INT64_MAX else None
+    start_ns = span.start_ns if 0 < span.start_ns <= _INT64_MAX else None
+    ttft, queue, prefill, decode = map(_seconds, map(get, (_TTFT, _QUEUE, _PREFILL, _DECODE)))
+    frontend = first_scheduled_ns = first_token_ns = last_token_ns = None
+    if ttft is not None:
+        if queue is not None and prefill is not None:
+            # Two clocks of one process: a residue below zero is their rounding, and no time at all.
+            frontend = max(ttft - queue - prefill, 0.0)
+        if start_ns is not None:
+            first_token_ns = start_ns + round(ttft * 1e9)
+            if prefill is not None:
+                first_scheduled_ns = first_token_ns - round(prefill * 1e9)
+            if decode is not None:
+                last_token_ns = first_token_ns + round(decode * 1e9)
+    at_ns = end_ns or received_ns
+    engine_id = _text(get(_ID))
+    span_id = span.span_id.hex()
+    labels = {"span_id": span_id} if engine_id is None else {"span_id": span_id, "engine_request_id": engine_id}
+    return (
+        worker,
+        at_ns,
+        span_id if engine_id is None else normalise_request_id(engine_id),
+        "engine",
+        "finished" if span.failed is None else "failed",
+        ENGINE,
+        _first(get, _MODEL, _text),
+        span.trace_id.hex() or None,
+        engine_id,
+        labels,
+        start_ns or at_ns,
+        first_scheduled_ns,
+        first_token_ns,
+        last_token_ns,
+        end_ns,
+        frontend,
+        queue,
+        prefill,
+        decode,
+        _first(get, _PROMPT, _count),
+        _first(get, _OUTPUT, _count),
+        span.failed,
     )
 
 
-def _attributes(pairs: Any) -> dict[str, Any]:
+def _map_array(maps: Iterable[dict[str, str]]) -> pa.MapArray:
+    import pyarrow as pa
+
+    maps = list(maps)
+    offsets = pa.array(accumulate(map(len, maps), initial=0), pa.int32())
+    keys = pa.array([key for labels in maps for key in labels], pa.string())
+    items = pa.array([item for labels in maps for item in labels.values()], pa.string())
+    return pa.MapArray.from_arrays(offsets, keys, items)
+
+
+class _Json(msgspec.Struct, rename="camel"):
+    """Base of the OTLP/JSON messages: lowerCamelCase keys, unknown ones ignored, 64-bit integers as text or number."""
+
+
+class _AnyValue(_Json):
+    string_value: str | None = None
+    double_value: float | str | None = None
+    int_value: int | str | None = None
+
+
+class _Pair(_Json):
+    key: str = ""
+    value: _AnyValue | None = None
+
+
+class _Status(_Json):
+    code: int | str = 0
+    message: str = ""
+
+
+class _JsonSpan(_Json):
+    trace_id: str = ""
+    span_id: str = ""
+    name: str = ""
+    start_time_unix_nano: int | str = 0
+    end_time_unix_nano: int | str = 0
+    attributes: list[_Pair] = []
+    status: _Status | None = None
+
+
+class _Scope(_Json):
+    spans: list[_JsonSpan] = []
+
+
+class _Resource(_Json):
+    attributes: list[_Pair] = []
+
+
+class _ResourceSpans(_Json):
+    resource: _Resource | None = None
+    scope_spans: list[_Scope] = []
+
+
+class _Request(_Json):
+    resource_spans: list[_ResourceSpans]
+
+
+_JSON: Final = msgspec.json.Decoder(_Request)
+
+
+def _json_spans(body: bytes) -> Iterator[Found]:
+    try:
+        request = _JSON.decode(body)
+        for resource_spans in request.resource_spans:
+            pairs = resource_spans.resource.attributes if resource_spans.resource is not None else []
+            service = _attributes(pairs, _SERVICE).get("service.name")
+            for scope in resource_spans.scope_spans:
+                for span in scope.spans:
+                    yield service, _json_span(span) if span.name == SPAN_NAME else None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnknownFormat(
+            f"The trace body ({len(body)} bytes) is not an ExportTraceServiceRequest in OTLP JSON: {error}"
+        ) from error
+
+
+def _json_span(span: _JsonSpan) -> Span:
+    failed = None
+    if span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"):
+        failed = span.status.message or "error"
+    return Span(
+        bytes.fromhex(span.trace_id),
+        bytes.fromhex(span.span_id),
+        int(span.start_time_unix_nano),
+        int(span.end_time_unix_nano),
+        failed,
+        _attributes(span.attributes, _WANTED),
+    )
+
+
+def _attributes(pairs: list[_Pair], wanted: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for pair in pairs or ():
-        value = _dict(pair.get("value"))
-        if "doubleValue" in value:
-            found[pair["key"]] = float(value["doubleValue"])
-        elif "intValue" in value:
-            found[pair["key"]] = int(value["intValue"])
-        elif "stringValue" in value:
-            found[pair["key"]] = value["stringValue"]
+    for pair in pairs:
+        if pair.key in wanted:
+            value = pair.value
+            if value is None:
+                found[pair.key] = None
+            elif value.double_value is not None:
+                found[pair.key] = float(value.double_value)
+            elif value.int_value is not None:
+                found[pair.key] = int(value.int_value)
+            else:
+                found[pair.key] = value.string_value
     return found
-
-
-def _list(parent: Any, key: str, *, required: bool = False) -> list[dict[str, Any]]:
-    if not isinstance(parent, dict) or (required and key not in parent):
-        raise TypeError(f"{key} is missing")
-    value = parent.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise TypeError(f"{key} is not a list of objects")
-    return value
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TypeError("an object was expected")
-    return value
 
 
 def _service(name: Any) -> str | None:
@@ -247,38 +298,20 @@ def _service(name: Any) -> str | None:
     return name if isinstance(name, str) and name and not name.startswith("unknown_service") else None
 
 
-def _ns(value: int) -> int:
-    """An instant that fits the contract; 0 where it does not."""
-    return value if 0 <= value <= _INT64_MAX else 0
+def _first(get: Any, keys: tuple[str, str], read: Any) -> Any:
+    """The attribute under its older or its newer name."""
+    value = get(keys[0])
+    return read(get(keys[1]) if value is None else value)
 
 
 def _seconds(value: Any) -> float | None:
     """A duration, or None where it is absent, negative, not finite, or longer than a month."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value) if 0 <= value < 2_678_400 else None
+    return float(value) if type(value) in _NUMBERS and 0 <= value < _LONGEST_S else None
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT64_MAX else None
+    return value if type(value) is int and 0 <= value <= _INT64_MAX else None
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _table(kind: str, rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows -> full schema, converting only the columns that occur."""
-    import pyarrow as pa
-
-    from engine_probe.schema import arrow_schema
-
-    schema = arrow_schema(kind)
-    used: set[str] = set().union(*rows)
-    columns = [
-        pa.array([row.get(name) for row in rows], schema.field(name).type)
-        if name in used
-        else pa.nulls(len(rows), schema.field(name).type)
-        for name in schema.names
-    ]
-    return pa.table(columns, schema=schema)
+    return value if type(value) is str and value else None

@@ -109,7 +109,7 @@ class ScrapeLog:
 
 
 def instant_of_name(stem: str) -> int | None:
-    """Instant (UTC ns) in a file's name: digits since 1970 in ns, us, ms or s, or ISO 8601; None where there is none."""
+    """Instant (UTC ns) in a file name: digits since 1970 in ns, us, ms or s, or ISO 8601; None where none is."""
     digits = re.search(r"(?<!\d)(\d{10}|\d{13}|\d{16}|\d{19})(?!\d)", stem)
     if digits is not None:
         return int(digits[1].ljust(19, "0"))
