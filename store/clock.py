@@ -1,8 +1,9 @@
 """How far a sender's clock is from ours, from the instants its batches were sent and received.
 
-Invariant: a batch is never received before it was sent, so sender - ours is at least the largest `sent - received` seen. The
-estimate is that bound over the last batches (the fastest one travelled hardly at all); its error is how far the usual batch lies
-from the fastest, because the fastest can have lost about as much on its way. One way of travel gives no better bound.
+Invariant: a batch is never received before it was sent, so sender - ours is at least the largest `sent - received`
+seen. The estimate is that bound over the last batches (the fastest one travelled hardly at all); its error is how far
+the usual batch lies from the fastest, because the fastest can have lost about as much on its way. One way of travel
+gives no better bound.
 """
 
 from __future__ import annotations

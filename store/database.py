@@ -68,10 +68,11 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor for one read. Few run at once, so that commits stay quick; StoreBusy where none comes free in time."""
+        """A cursor for one read. Few run at once, so commits stay quick; StoreBusy where none comes free in time."""
         if not self._slots.acquire(timeout=self._read_wait_s):
             raise StoreBusy(
-                f"All readers of {self.url} were busy for {self._read_wait_s:g} s. Ask for a smaller window or again later.",
+                f"All readers of {self.url} were busy for {self._read_wait_s:g} s. "
+                "Ask for a smaller window, or again later.",
                 url=self.url,
                 retry_after_s=5,
             )
@@ -133,8 +134,8 @@ class Database:
         needed = 2 * num_bytes + _size(self.path.with_name(self.path.name + ".wal")) + _HEADROOM_BYTES
         if free < needed:
             raise DiskFull(
-                f"The disk of {self.url} has {free / 1e6:.0f} MB free; the next commit may need {needed / 1e6:.0f} MB. Nothing "
-                "was written, reads go on. Free space or run `kvscope store prune`; senders keep their batches.",
+                f"The disk of {self.url} has {free / 1e6:.0f} MB free; the next commit may need {needed / 1e6:.0f} MB. "
+                "Nothing was written, reads go on. Free space or run `kvscope store prune`; senders keep batches.",
                 url=self.url,
                 free_bytes=free,
                 needed_bytes=needed,

@@ -118,8 +118,8 @@ class DuckDBStore:
     def stats(self) -> StoreStats:
         """Size and content. Row counts include rows that wait for nothing: they are committed."""
         parts = [
-            f"SELECT '{kind}' AS kind, count(*) AS n, min({instant_column(kind)}) AS oldest, max({instant_column(kind)}) AS newest "
-            f'FROM "{kind}"'
+            f"SELECT '{kind}' AS kind, count(*) AS n, min({instant_column(kind)}) AS oldest, "
+            f'max({instant_column(kind)}) AS newest FROM "{kind}"'
             for kind in KINDS
         ]
         found = self.query(" UNION ALL ".join(parts)).to_pylist()
@@ -187,7 +187,7 @@ class DuckDBStore:
 
 
 def contract_types(kind: str, table: pa.Table) -> pa.Table:
-    """The table with the contract's Arrow types where a column is the contract's (DuckDB names list children otherwise)."""
+    """The table with the contract's Arrow types where a column is the contract's (DuckDB names list items its way)."""
     schema = arrow_schema(kind)
     for position, field in enumerate(table.schema):
         wanted = schema.get_field_index(field.name)

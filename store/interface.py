@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Who sent it (`source`), under which random id of the sender's spool (`epoch`), as which number (`seq`, from 0)."""
+    """Who sent it (`source`), under which random id of the sender's spool (`epoch`), as which number (`seq` >= 0)."""
 
     source: str
     epoch: str
@@ -118,7 +118,7 @@ class Store(Protocol):
         order_by: str | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Rows of one kind in a window. `where` and `order_by` are our own SQL text, never a user's; `?` takes `params`."""
+        """Rows of one kind in a window. `where`, `order_by`: our own SQL text, never a user's; `?` takes `params`."""
         ...
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:

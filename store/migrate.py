@@ -41,7 +41,7 @@ class Migration:
 
 
 def load(folder: Path = FOLDER) -> list[Migration]:
-    """The migrations of this release in their order; StoreError where the numbering has a hole or a file a wrong name."""
+    """The migrations of this release in order; StoreError where the numbering has a hole or a file a wrong name."""
     found = []
     for path in sorted(folder.glob("*.sql")):
         name = _FILE_NAME.fullmatch(path.name)
@@ -63,7 +63,7 @@ def applied(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, str, str]]
 
 
 def pending(connection: duckdb.DuckDBPyConnection, url: str, migrations: Sequence[Migration]) -> list[Migration]:
-    """What is still to do. Raises SchemaTooNew, or StoreError where a released file changed or the database is foreign."""
+    """What is still to do. SchemaTooNew; StoreError where a released file changed or the database is not ours."""
     done = applied(connection)
     if not done and (strangers := _tables(connection) - {"schema_migration"}):
         raise StoreError(
@@ -84,8 +84,9 @@ def pending(connection: duckdb.DuckDBPyConnection, url: str, migrations: Sequenc
     for number, name, sha256 in done:
         if known[number].sha256 != sha256:
             raise StoreError(
-                f"Migration {number:04d}_{name} of {url} is not the file of this kvscope (sha256 {sha256[:12]}... was applied, "
-                f"{known[number].sha256[:12]}... is installed). A released migration must stay as it is: reinstall kvscope.",
+                f"Migration {number:04d}_{name} of {url} is not the file of this kvscope (sha256 {sha256[:12]}... was "
+                f"applied, {known[number].sha256[:12]}... is installed). A released migration must stay as it is: "
+                "reinstall kvscope.",
                 url=url,
                 number=number,
             )

@@ -1,7 +1,7 @@
 """The bounded queue between those who append and the one who writes.
 
-Invariant: what is taken is taken in order and once; a full queue refuses at once (StoreBusy with `retry_after_s`), so that a
-slow disk is felt by the senders, who keep their batches, and never as memory here.
+Invariant: what is taken is taken in order and once; a full queue refuses at once (StoreBusy with `retry_after_s`), so
+that a slow disk is felt by the senders, who keep their batches, and never as memory here.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class WriteQueue:
                 full = self._num_batches >= self._max_batches or self._num_bytes + item.num_bytes > self._max_bytes
                 if full and self._num_batches:
                     raise StoreBusy(
-                        f"The store {self._url} has {self._num_batches} batches ({self._num_bytes / 1e6:.0f} MB) waiting for the "
-                        f"disk and takes no more. Send the batch again in {self._retry_after_s()} s.",
+                        f"The store {self._url} has {self._num_batches} batches ({self._num_bytes / 1e6:.0f} MB) "
+                        f"waiting for the disk and takes no more. Send the batch again in {self._retry_after_s()} s.",
                         url=self._url,
                         retry_after_s=self._retry_after_s(),
                     )
@@ -69,7 +69,7 @@ class WriteQueue:
             self._changed.notify()
 
     def take(self, max_rows: int) -> list[Append] | Job | None:
-        """The next job, or the batches that wait at the head up to `max_rows` rows. Waits; None once closed and empty."""
+        """The next job, or the waiting batches up to `max_rows` rows. Waits; None once closed and empty."""
         with self._changed:
             while not self._items:
                 if self._closed:

@@ -1,4 +1,4 @@
-"""SQLAlchemy statements for DuckDB cursors: composed with SQLAlchemy Core, run by DuckDB itself so that results stay Arrow."""
+"""Statements composed with SQLAlchemy Core and rendered for DuckDB cursors, so that results stay Arrow."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Invariant: a batch's rows and its identity are written in one transaction, so a 
 means it is on disk. A batch that cannot be stored fails alone: when a group fails, its batches are tried one by one.
 
 Group commit: a lone batch is committed at once; what arrives while a commit runs forms the next group, up to
-`MAX_GROUP_ROWS` rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below the
-250 ms promised).
+`MAX_GROUP_ROWS` rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below
+the 250 ms promised).
 """
 
 from __future__ import annotations
