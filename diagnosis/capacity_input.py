@@ -59,7 +59,7 @@ def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[Cac
     vantage = next((v for v in VANTAGES if v in vantages), None)
     if vantage is None:
         raise DiagnosisError(
-            f"none of the {requests.num_rows} requests names its prompt blocks, so nothing can be replayed. A client or "
+            f"none of the {requests.num_rows} requests names its prompt blocks: nothing can be replayed. A client or "
             "proxy that hashes prompts (request.prompt_blocks of the contract) or a trace with hash_ids gives them.",
             requests=requests.num_rows,
         )

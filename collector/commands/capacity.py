@@ -41,7 +41,7 @@ def capacity(
     store: StoreOption = DEFAULT_STORE,
     run: Annotated[str | None, typer.Option(help="Run in the store.", show_default="live requests")] = None,
     facts: Annotated[
-        bool, typer.Option("--facts", help="With --json: an object, with the facts and the knee.")
+        bool, typer.Option("--facts", help="With --json: an object with facts and knee.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -121,7 +121,7 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
         lines.append(f"  {num_warm_up} warm-up requests fill the cache and are not counted in the rates.")
     lines += [
         "",
-        "Only prompts are replayed. Generated tokens and running requests take blocks too: an engine hits less.",
+        "Only prompts are replayed. Generated tokens and running requests need blocks as well.",
     ]
     return "\n".join(lines)
 
