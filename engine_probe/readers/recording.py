@@ -148,8 +148,8 @@ class Recording:
             for row in result.rows["request"]:
                 phase = self._phases.get(row["request_id"])
                 if phase:
-                    row["labels"] = {**row.get("labels", {}), "phase": phase}
-                row["model"] = row["model"] or self._scenario.get("served_model")
+                    row["labels"] = {**row["labels"], "phase": phase}
+                row.setdefault("model", self._scenario.get("served_model"))
                 rows.append(row)
         if ignored:
             notes.left_out.append(f"otlp: {ignored} spans that are not requests (start-up)")
