@@ -93,7 +93,7 @@ class Funnel:
                 untold, self._untold = self._untold, Counter()
             if untold:
                 waiting.setdefault("mark", []).append(_gap(untold, self._clock()))
-            tables = {kind: pa.concat_tables(parts) for kind, parts in waiting.items()}
+            tables = {kind: pa.concat_tables(parts) for kind, parts in waiting.items() if parts}
             if tables and not self._offer(tables):
                 self._stuck.insert(0, tables)
             return not self._stuck

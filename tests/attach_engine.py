@@ -1,0 +1,83 @@
+"""An HTTP server that looks like a vLLM to `kvscope attach`: its pages are set by the test, its death is a method call."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+CONFIG = 'block_size="32",cache_dtype="auto",enable_prefix_caching="{caching}",engine="0",num_gpu_blocks="{blocks}"'
+
+
+def page(
+    *, start_s: float | None = 1_700_000_000.0, blocks: int = 41, caching: bool = True, plugin: str | None = None, **counters: float
+) -> str:
+    """A small /metrics page: process start, cache config, and counters by wire name without `vllm:`."""
+    lines = [] if start_s is None else [f"process_start_time_seconds {start_s}"]
+    lines.append("vllm:cache_config_info{" + CONFIG.format(caching=caching, blocks=blocks) + "} 1.0")
+    if plugin is not None:
+        lines.append(f'kvscope_plugin_info{{engine="0",worker="{plugin}"}} 1.0')
+    counters = {"num_requests_running": 0.0, "num_preemptions_total": 0.0} | counters
+    lines += [f'vllm:{name}{{engine="0",model_name="tiny"}} {value}' for name, value in counters.items()]
+    return "\n".join(lines) + "\n"
+
+
+class FakeEngine:
+    """`pages[path] = (status, content type, body)`; `stop` closes the port, `start` opens the same one again."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, str, str]] = {}
+        self.requests: list[str] = []
+        self.headers: dict[str, str] = {}
+        self.port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self.set_metrics(page())
+        self.set_json("/version", {"version": "0.32.0"})
+        self.set_json("/v1/models", {"data": [{"id": "tiny", "parent": None, "max_model_len": 1024}]})
+        self.set_json("/kv_event_sources", {})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def set_metrics(self, text: str, status: int = 200, content_type: str = "text/plain; version=0.0.4") -> None:
+        self.pages["/metrics"] = (status, content_type, text)
+
+    def set_json(self, path: str, value: Any) -> None:
+        self.pages[path] = (200, "application/json", json.dumps(value))
+
+    def start(self) -> FakeEngine:
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                engine.requests.append(self.path)
+                engine.headers = {key.lower(): value for key, value in self.headers.items()}
+                status, content_type, body = engine.pages.get(self.path, (404, "text/plain", "not here"))
+                data = body.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(data)))
+                if 300 <= status < 400:
+                    self.send_header("Location", "http://elsewhere/metrics")
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+        self._server = Server(("127.0.0.1", self.port), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

@@ -1,0 +1,145 @@
+"""Every way in which asking an engine can go wrong is a sentence that helps, and the right exit code."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from engine_probe.attach import fetch
+from engine_probe.attach.fetch import EngineClient, normalise_url
+from engine_probe.errors import EXIT_MISUSE, EXIT_UNREACHABLE, EngineUnreachable, UnknownFormat, UsageError
+from tests.attach_engine import FakeEngine
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine().start()
+    yield engine
+    engine.stop()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["h:8000", "http://h:8000", "http://h:8000/", "http://h:8000/metrics", " http://h:8000/v1/ ", "h:8000/health"],
+)
+def test_an_address_in_any_form_is_the_same_engine(text: str) -> None:
+    """People paste what they have."""
+    assert normalise_url(text) == "http://h:8000"
+
+
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "http://h:port", "http:///metrics"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """With what was expected."""
+    with pytest.raises(UsageError, match="http://host:port"):
+        normalise_url(text)
+
+
+def fails(url: str, **options: bool) -> Exception:
+    client = EngineClient(url, timeout_s=0.3, **options)
+    try:
+        with pytest.raises((EngineUnreachable, UnknownFormat, UsageError)) as caught:
+            client.metrics()
+        return caught.value
+    finally:
+        client.close()
+
+
+def test_nobody_there(engine: FakeEngine) -> None:
+    """Exit code 3, and the two questions to ask."""
+    engine.stop()
+    error = fails(engine.url)
+    assert isinstance(error, EngineUnreachable)
+    assert "Is the engine up, and is this its HTTP port?" in error.message
+    assert (error.exit_code, error.is_timeout) == (EXIT_UNREACHABLE, False)
+
+
+def test_an_unknown_name() -> None:
+    """A typo in the host."""
+    error = fails("http://no-such-host.invalid:8000")
+    assert "no-such-host.invalid" in str(error)
+    assert isinstance(error, EngineUnreachable)
+
+
+def test_one_who_accepts_and_never_answers() -> None:
+    """Told apart from a dead one: it may be busy."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = fails(f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert isinstance(error, EngineUnreachable)
+    assert error.is_timeout
+    assert "did not answer within 0.3 s" in error.message
+
+
+def test_one_who_speaks_something_else() -> None:
+    """An SSH or TLS server closes, or says what is no HTTP."""
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"\x15\x03\x01\x00\x02\x02\x46")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        error = fails(url)
+        thread.join(5)
+    assert url.replace("http://", "https://") in str(error)
+
+
+def test_tls_asked_of_plain_http(engine: FakeEngine) -> None:
+    """The other way round."""
+    error = fails(engine.url.replace("http://", "https://"))
+    assert f"does not speak TLS; use {engine.url}" in str(error)
+
+
+def test_a_key_is_asked_for_by_option_name(engine: FakeEngine) -> None:
+    """401 is misuse, not absence; with the key it is sent as a bearer token."""
+    engine.set_metrics("no", status=401)
+    error = fails(engine.url)
+    assert isinstance(error, UsageError)
+    assert error.exit_code == EXIT_MISUSE
+    assert "--engine-key" in error.message
+    client = EngineClient(engine.url, key="sesame")
+    client.json("/version")
+    client.close()
+    assert engine.headers["authorization"] == "Bearer sesame"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [
+        (404, UnknownFormat, "has no /metrics"),
+        (307, UnknownFormat, "redirects to http://elsewhere/metrics"),
+        (503, EngineUnreachable, "the server is up, but its engine may not be"),
+        (418, UnknownFormat, "answers 418"),
+    ],
+)
+def test_other_answers(engine: FakeEngine, status: int, kind: type[Exception], text: str) -> None:
+    """Each status has its sentence."""
+    engine.set_metrics("x", status=status)
+    error = fails(engine.url)
+    assert isinstance(error, kind)
+    assert text in str(error)
+
+
+def test_an_endless_body_is_cut_off(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays bounded."""
+    monkeypatch.setattr(fetch, "MAX_BODY_BYTES", 1000)
+    engine.set_metrics("x" * 2000)
+    assert isinstance(fails(engine.url), UnknownFormat)
+
+
+def test_json_is_none_where_there_is_none(engine: FakeEngine) -> None:
+    """Older releases lack endpoints; a page that is no JSON says nothing either."""
+    client = EngineClient(engine.url)
+    assert client.json("/version") == {"version": "0.32.0"}
+    assert client.json("/server_info") is None
+    engine.pages["/version"] = (200, "text/html", "<html>")
+    assert client.json("/version") is None
+    engine.stop()
+    assert client.json("/version") is None
+    client.close()
