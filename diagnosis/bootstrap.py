@@ -48,7 +48,7 @@ def correlation(values: F64, q: str) -> Correlation:
     values = np.asarray(values, dtype=np.float64)
     if values.size < 4:
         return Correlation(0, 1)
-    rho = _autocorrelation((values > exceedance_level(values, q)).astype(np.float64))
+    rho = _autocorrelation(high_values(values, q).astype(np.float64))
     lag = _significant_lag(rho, values.size)
     longest = max(1, values.size // MIN_BLOCKS)
     if longest == 1:
@@ -67,18 +67,35 @@ def correlation_length(values: F64, q: str) -> int:
     return correlation(values, q).block
 
 
-def exceedance_level(values: F64, q: str) -> float:
-    """The level whose exceedances are studied: the quantile, lowered until 50 requests or a quarter lie above it."""
+def high_values(values: F64, q: str) -> npt.NDArray[np.bool_]:
+    """The requests whose clustering tells of the tail's: those above q, or more until they are 50 or a quarter, [n]."""
     n = values.size
-    wanted = max(allowed_above(n, q), min(LEVEL_EXCEEDANCES, int(n * LOWEST_LEVEL)), 1)
-    index = max(n - 1 - wanted, 0)
-    return float(np.partition(values, index)[index])
+    return exceedances(values, max(allowed_above(n, q), min(LEVEL_EXCEEDANCES, int(n * LOWEST_LEVEL)), 1))
+
+
+def exceedances(values: F64, wanted: int) -> npt.NDArray[np.bool_]:
+    """Which values [n] are among the `wanted` largest; where equal values straddle that number, all of them count.
+
+    Only when that would be every value do the equal ones not count (unless nothing is larger than they are).
+    """
+    index = max(values.size - 1 - wanted, 0)
+    level = np.partition(values, index)[index]
+    above: npt.NDArray[np.bool_] = values > level
+    strictly = int(np.count_nonzero(above))
+    if strictly >= wanted:
+        return above
+    reaching: npt.NDArray[np.bool_] = values >= level
+    return above if strictly > 0 and reaching.all() else reaching
 
 
 def ranks(values: F64) -> F64:
-    """Ranks of the values, ties by order of arrival: a scale on which one outlier does not hide a correlation."""
+    """Ranks of the values, equal ones sharing their middle rank: no outlier hides a correlation, no tie makes one."""
+    order = rank_order(values)
+    ordered = values[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    sizes = np.diff(np.append(starts, values.size))
     out = np.empty(values.size)
-    out[rank_order(values)] = np.arange(values.size)
+    out[order] = np.repeat(starts + (sizes - 1) / 2.0, sizes)
     return out
 
 

@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import Correlation, correlation, exceedance_level, iter_block_counts, repeat_counts
+from diagnosis.bootstrap import Correlation, correlation, exceedances, high_values, iter_block_counts, repeat_counts
 from diagnosis.quantiles import (
     F64,
     Counts,
@@ -168,13 +168,13 @@ def sufficient(
 def extremal_index(values: F64, q: str) -> float:
     """Share of exceedances that start a new cluster, in (0, 1]: 1 for an independent tail, 1/k in clusters of k.
 
-    values [n] in arrival order. Intervals estimator at `exceedance_level`; with fewer than four exceedances the runs
+    values [n] in arrival order. Intervals estimator on `high_values`; with fewer than four exceedances the runs
     estimator (clusters / exceedances); 1 with at most one exceedance.
     """
     values = np.asarray(values, dtype=np.float64)
     if values.size == 0:
         return 1.0
-    at = np.flatnonzero(values > exceedance_level(values, q))
+    at = np.flatnonzero(high_values(values, q))
     if at.size <= 1:
         return 1.0
     if at.size < 4:
@@ -195,7 +195,7 @@ def tail_episodes(values: F64, q: str, lag: int | None = None) -> int:
     values = np.asarray(values, dtype=np.float64)
     if values.size == 0:
         return 0
-    at = np.flatnonzero(values > nearest_rank(values, q))
+    at = np.flatnonzero(exceedances(values, allowed_above(values.size, q)))
     return _clusters(at, correlation(values, q).lag if lag is None else lag)
 
 
@@ -373,7 +373,7 @@ def _missing(window: _Window, q: str, one: int, two: int) -> str | None:
             f"quantile {q} needs {one:,} for a bound and {two:,} for an interval"
         )
     if window.episodes < MIN_EPISODES:
-        return f"{what} hold {window.episodes} separate tail episodes above quantile {q}; a comparison needs {MIN_EPISODES}"
+        return f"{what} hold {window.episodes} separate tail episodes at quantile {q}; comparing needs {MIN_EPISODES}"
     return None
 
 
