@@ -1,10 +1,11 @@
-"""Fixtures that every test may use: one throw-away PostgreSQL a session, and a database of its own a test."""
+"""Fixtures that every test may use: the command line in this process, one PostgreSQL a session, a database a test."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -33,6 +34,33 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("KVSCOPE_") and name not in ("KVSCOPE_REQUIRE_SERVERS", "KVSCOPE_VLLM_HOME"):
             monkeypatch.delenv(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def kvscope(capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Ended]:
+    """Run `kvscope ARGS...` in this process: `kvscope("capacity", "--json")` answers an `Ended`."""
+    from collector.cli import main
+
+    def run(*args: object) -> Ended:
+        capsysbinary.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(arg) for arg in args])
+        written = capsysbinary.readouterr()
+        code = end.value.code
+        return Ended(
+            code if isinstance(code, int) else int(code is not None), written.out.decode(), written.err.decode()
+        )
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -40,9 +40,7 @@ def capacity(
     blocks: BlocksOption = None,
     store: StoreOption = DEFAULT_STORE,
     run: Annotated[str | None, typer.Option(help="Run in the store.", show_default="live requests")] = None,
-    facts: Annotated[
-        bool, typer.Option("--facts", help="With --json: an object with facts and knee.")
-    ] = False,
+    facts: Annotated[bool, typer.Option("--facts", help="With --json: an object with facts and knee.")] = False,
     json: JsonOption = False,
 ) -> None:
     """How the prefix-cache hit rate depends on the number of KV blocks.
@@ -50,8 +48,11 @@ def capacity(
     Replays the prompt blocks that requests asked for. --json answers a list of {blocks, hit_rate, ...}; blocks null is
     a cache without an end. With several workers each has its own cache of that size.
     """
+    from diagnosis.capacity import POLICIES
     from diagnosis.capacity_input import cache_loads, curve_over
 
+    if policy not in POLICIES:
+        raise UsageError(f"--policy '{policy}' is not known; known: {', '.join(POLICIES)}")
     if trace is not None and run is not None:
         raise UsageError("give either --trace FILE or --run NAME of the store, not both")
     chosen = None if blocks is None else _sizes(blocks)

@@ -1,0 +1,78 @@
+"""`kvscope capacity` on a public production trace: the figures that are known of it, and answers to bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Ended
+
+TRACE = Path(__file__).parents[2] / "examples" / "traces" / "mooncake_conversation.jsonl.gz"
+SIZES = (1000, 3000, 5859, 10000, 30000, 50000, 100000, None)
+# Measured by another implementation than ours (direct simulation); None: that one did not measure it.
+KNOWN = {
+    "lru": (0.0445, 0.0653, 0.1361, 0.2116, 0.3257, 0.3546, 0.3637, 0.3664),
+    "lfu": (0.0481, 0.0750, 0.0969, 0.1322, 0.2761, 0.3438, None, 0.3664),
+    "fifo": (0.0445, 0.0637, 0.1254, 0.1820, 0.2950, 0.3336, None, 0.3664),
+}
+
+
+@pytest.mark.parametrize("policy", KNOWN)
+def test_the_known_hit_rates_of_the_mooncake_trace_come_out(policy: str, kvscope: Callable[..., Ended]) -> None:
+    """Every cell of the published table within 0.002, in the order in which the sizes were asked for."""
+    sizes = ",".join("inf" if size is None else str(size) for size in SIZES)
+    ended = kvscope("capacity", "--trace", TRACE, "--policy", policy, "--blocks", sizes, "--json")
+    assert ended.code == 0
+    answer = json.loads(ended.out)
+    assert [point["blocks"] for point in answer] == list(SIZES)
+    for point, known in zip(answer, KNOWN[policy], strict=True):
+        assert known is None or point["hit_rate"] == pytest.approx(known, abs=0.002)
+
+
+def test_the_known_facts_of_the_mooncake_trace_come_out(kvscope: Callable[..., Ended]) -> None:
+    """Counts exactly; shares, gaps and the knee as published."""
+    ended = kvscope("capacity", "--trace", TRACE, "--blocks", "inf", "--facts", "--json")
+    answer = json.loads(ended.out)
+    [facts] = answer["facts"]
+    assert (facts["requests"], facts["blocks"], facts["unique_blocks"]) == (12_031, 288_500, 182_790)
+    assert facts["block_tokens"] == 512
+    assert facts["used_once_share"] == pytest.approx(0.758, abs=0.0005)
+    assert facts["reuse_share_of_top_tenth"] == pytest.approx(0.75, abs=0.005)
+    assert facts["mean_input_tokens"] == pytest.approx(12_035, abs=0.5)
+    assert [round(gap) for gap in facts["reuse_gap_s"].values()] == [114, 324, 519, 1578]
+    # 30,000 blocks give .3257 of .3664, which is 89 %; 50,000 give 97 %.
+    assert 30_000 < answer["knee"]["blocks"] < 50_000
+
+
+def test_the_text_says_the_knee_the_curve_and_what_is_left_out(kvscope: Callable[..., Ended]) -> None:
+    """One sentence first, then the table with the knee marked, then the facts and the limits of a replay."""
+    ended = kvscope("capacity", "--trace", TRACE)
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("At most 36.6% of the blocks asked for could be hits; LRU reaches 90% of that with ")
+    assert sum("<- knee" in line for line in lines) == 1
+    assert any(line.split()[:4] == ["10,000", "5,120,000", "21.16%", "57.7%"] for line in lines)
+    assert lines[-1].startswith("Only prompts are replayed.")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--trace", TRACE, "--blocks", "1000,many"), 2, "'many' is neither"),
+        (("--trace", TRACE, "--blocks", "0"), 2, "'0' is neither"),
+        (("--trace", TRACE, "--policy", "arc", "--blocks", "10"), 2, "known: lru, lfu, fifo"),
+        (("--trace", TRACE, "--run", "a"), 2, "not both"),
+        (("--trace", Path("no-such-trace.jsonl")), 2, "no-such-trace.jsonl"),
+        (("--blox", "3"), 2, "--blox"),
+    ],
+)
+def test_bad_input_is_named(args: tuple[object, ...], code: int, words: str, kvscope: Callable[..., Ended]) -> None:
+    """Exit code and message say what was given and what would be right; nothing is on stdout."""
+    ended = kvscope("capacity", *args)
+    assert ended.code == code
+    assert words in ended.err
+    assert ended.out == ""
