@@ -9,22 +9,24 @@ have their own series; later ones share `other`, so that a client that invents n
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.sketches import Counts, Floats, Tally, empty, tally
+from collector.sketches import NUM_BUCKETS, Counts, Floats, Tallies, tally
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
 SUMS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "num_preemptions")
 OTHER: Final = "other"
 MINUTE_NS: Final = 60_000_000_000
-KEPT_MINUTES: Final = 15
+KEPT_MINUTES: Final = 6
+LONG_AGO: Final = KEPT_MINUTES + 1
+CACHED_VALUES: Final = 32_768
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,25 @@ class SeriesKey:
 
 
 @dataclass(slots=True)
+class Histogram:
+    """Counts of one metric since the start: by Prometheus bound (BOUNDS_S, the last above all), and the sum (s)."""
+
+    counts: Counts
+    total_s: float
+
+
+@dataclass(slots=True)
 class Series:
     """Counts of one series.
 
-    total     metric -> durations since the start
-    minutes   number of the minute -> the same, of the newest minutes
+    total     metric -> histogram since the start
+    minutes   number of the minute -> metric -> counts by log bucket, of the newest minutes
     sums      column of SUMS -> sum since the start; absent where no row ever told it
     states    state of a request -> how many ended so
     """
 
-    total: dict[str, Tally] = field(default_factory=dict)
-    minutes: dict[int, dict[str, Tally]] = field(default_factory=dict)
+    total: dict[str, Histogram] = field(default_factory=dict)
+    minutes: dict[int, dict[str, Counts]] = field(default_factory=dict)
     sums: dict[str, int] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
 
@@ -65,151 +75,163 @@ class Latencies:
         live = requests.filter(pc.is_null(requests.column("run_id"))) if _has_runs(requests) else requests
         if live.num_rows == 0:
             return
-        durations = durations_of(live)
-        codes, keys = _series_of(live)
-        minute = np.asarray(live.column("at_ns").to_numpy()) // MINUTE_NS
         newest = now_ns // MINUTE_NS
-        for code, key in enumerate(keys):
-            if key.vantage == "router":
-                continue
-            mine = None if len(keys) == 1 else codes == code
-            self._count(key, live if mine is None else live.filter(pa.array(mine)))
-            for number in np.unique(minute if mine is None else minute[mine]).tolist():
-                chosen = minute == number if mine is None else (minute == number) & mine
-                self._add(key, number, newest, durations, None if chosen.all() else chosen)
+        age = newest + 1 - live.column("at_ns").to_numpy() // MINUTE_NS
+        age = np.where((age >= 0) & (age <= KEPT_MINUTES), age, LONG_AGO)
+        keys, of_row = self._keys_of(live)
+        pairs, of_pair = np.unique(of_row * (LONG_AGO + 1) + age, return_inverse=True)
+        tallies = _tallies(live, None if len(pairs) == 1 else of_pair, len(pairs))
+        sums, states = _sums(live, of_row, len(keys)), _states(live, of_row)
+        with self._lock:
+            for position, pair in enumerate(pairs.tolist()):
+                number, minutes_ago = divmod(pair, LONG_AGO + 1)
+                minute = None if minutes_ago == LONG_AGO else newest + 1 - minutes_ago
+                self._add(keys[number], minute, tallies, position)
+            for number, key in enumerate(keys):
+                self._count(self._series[key], sums, states, number)
+            for series in self._series.values():
+                for number in [number for number in series.minutes if number <= newest - KEPT_MINUTES]:
+                    del series.minutes[number]
 
     def shown(self) -> list[tuple[SeriesKey, Series]]:
-        """Totals since the start: the engine's where a model has them, else the client's."""
+        """Totals since the start: the engine's where a model has them, else the client's; never the router's."""
         with self._lock:
             copy = [
-                (key, Series(dict(series.total), {}, dict(series.sums), dict(series.states)))
+                (key, Series({name: replace(part) for name, part in series.total.items()}, {}, dict(series.sums)))
                 for key, series in self._series.items()
             ]
-        at_engine = {key.model for key, _ in copy if key.vantage == "engine"}
-        return [(key, series) for key, series in copy if key.vantage == "engine" or key.model not in at_engine]
+            for key, series in copy:
+                series.states = dict(self._series[key].states)
+        return _preferred(copy)
 
-    def recent(self, now_ns: int, minutes: int) -> list[tuple[SeriesKey, dict[str, Tally]]]:
-        """As `shown`, of requests that ended in the last `minutes` minutes (the running one included)."""
+    def recent(self, now_ns: int, minutes: int) -> list[tuple[SeriesKey, dict[str, Counts]]]:
+        """Counts by log bucket of requests that ended in the last `minutes` minutes (the running one included)."""
         first = now_ns // MINUTE_NS - minutes + 1
+        found: list[tuple[SeriesKey, dict[str, Counts]]] = []
         with self._lock:
-            copy = [
-                (key, [dict(part) for number, part in series.minutes.items() if number >= first])
-                for key, series in self._series.items()
-            ]
-        summed = [(key, _sum(parts)) for key, parts in copy if parts]
-        at_engine = {key.model for key, _ in summed if key.vantage == "engine"}
-        return [(key, total) for key, total in summed if key.vantage == "engine" or key.model not in at_engine]
+            for key, series in self._series.items():
+                summed: dict[str, Counts] = {}
+                for number, part in series.minutes.items():
+                    if number >= first:
+                        for metric, counts in part.items():
+                            summed[metric] = summed[metric] + counts if metric in summed else counts
+                if summed:
+                    found.append((key, summed))
+        return _preferred(found)
 
-    def _add(
-        self,
-        key: SeriesKey,
-        minute: int,
-        newest: int,
-        durations: dict[str, Durations],
-        chosen: npt.NDArray[np.bool_] | None,
-    ) -> None:
-        tallies = {name: part for name in METRICS if (part := durations[name].tally(chosen)) is not None}
+    def _keys_of(self, requests: pa.Table) -> tuple[list[SeriesKey], Counts]:
+        """The series of a table, made where they are new, and the number of the series of each row."""
+        codes, named = _series_of(requests)
         with self._lock:
-            series = self._series_at(key)
-            _merge(series.total, tallies)
-            if newest - KEPT_MINUTES < minute <= newest + 1:
-                _merge(series.minutes.setdefault(minute, {}), tallies)
-            for number in [number for number in series.minutes if number <= newest - KEPT_MINUTES]:
-                del series.minutes[number]
+            keys = [self._admit(key) for key in named]
+        distinct = list(dict.fromkeys(keys))
+        numbers = np.array([distinct.index(key) for key in keys], dtype=np.int64)
+        return distinct, numbers[codes]
 
-    def _count(self, key: SeriesKey, rows: pa.Table) -> None:
-        sums = {name: pc.sum(rows.column(name)).as_py() for name in SUMS}
-        states = {item["values"]: item["counts"] for item in pc.value_counts(rows.column("state")).to_pylist()}
-        with self._lock:
-            series = self._series_at(key)
-            for name, value in sums.items():
-                if value is not None:
-                    series.sums[name] = series.sums.get(name, 0) + value
-            for state, count in states.items():
-                series.states[state] = series.states.get(state, 0) + count
-
-    def _series_at(self, key: SeriesKey) -> Series:
+    def _admit(self, key: SeriesKey) -> SeriesKey:
         if key not in self._series and len(self._series) >= self._max_series:
             key = SeriesKey(key.vantage, OTHER, OTHER)
-        return self._series.setdefault(key, Series())
+        self._series.setdefault(key, Series())
+        return key
+
+    def _add(self, key: SeriesKey, minute: int | None, tallies: dict[str, Tallies], position: int) -> None:
+        series = self._series[key]
+        for metric, part in tallies.items():
+            fine = part.fine[position]
+            if not fine.any():
+                continue
+            histogram = series.total.setdefault(metric, Histogram(np.zeros_like(part.coarse[0]), 0.0))
+            histogram.counts = histogram.counts + part.coarse[position]
+            histogram.total_s += float(part.total_s[position])
+            if minute is not None:
+                kept = series.minutes.setdefault(minute, {})
+                kept[metric] = kept[metric] + fine if metric in kept else fine.copy()
+
+    @staticmethod
+    def _count(
+        series: Series, sums: dict[str, list[int | None]], states: dict[tuple[int, str], int], number: int
+    ) -> None:
+        for name, values in sums.items():
+            value = values[number]
+            if value is not None:
+                series.sums[name] = series.sums.get(name, 0) + value
+        for (of, state), count in states.items():
+            if of == number:
+                series.states[state] = series.states.get(state, 0) + count
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """Durations (s) of one metric.
-
-    per_row   how many durations each row has; None where each has one (NaN: unknown)
-    weights   how often each duration counts; None: once
-    """
-
-    values: Floats
-    per_row: Counts | None = None
-    weights: Counts | None = None
-
-    def tally(self, chosen: npt.NDArray[np.bool_] | None) -> Tally | None:
-        """Count those of the chosen rows (None: all); None where there are none."""
-        values, weights = self.values, self.weights
-        if chosen is not None:
-            part = chosen if self.per_row is None else np.repeat(chosen, self.per_row)
-            values, weights = values[part], None if weights is None else weights[part]
-        if self.per_row is None:
-            values = values[~np.isnan(values)]
-        return tally(values, weights) if values.size else None
+def _tallies(requests: pa.Table, groups: Counts | None, num_groups: int) -> dict[str, Tallies]:
+    """Every metric of METRICS that some row tells, by the group of its row (None: all are one group)."""
+    found: dict[str, Tallies] = {}
+    for metric, seconds in durations_of(requests).items():
+        known = ~np.isnan(seconds)
+        if known.any():
+            found[metric] = tally(seconds[known], None if groups is None else groups[known], num_groups)
+    instants, counts = _array(requests.column("token_ns")), _array(requests.column("token_counts"))
+    if instants.null_count < len(instants):
+        # A few rows at a time: the arrays of a whole batch leave the processor's cache and cost twice as much.
+        rows = max(1, len(instants) * max(CACHED_VALUES, num_groups * NUM_BUCKETS) // (len(instants.flatten()) + 1))
+        for start in range(0, len(instants), rows):
+            of_part = None if groups is None else groups[start : start + rows]
+            part = tally_gaps(instants.slice(start, rows), counts.slice(start, rows), of_part, num_groups)
+            found["itl"] = found["itl"] + part if "itl" in found else part
+    return found
 
 
-def durations_of(requests: pa.Table) -> dict[str, Durations]:
-    """Every metric of METRICS for a table of `request` rows; durations that are unknown or below 0 are left out."""
+def durations_of(requests: pa.Table) -> dict[str, Floats]:
+    """Metric (all but ITL) -> duration (s) of each row of a `request` table; NaN where unknown or below 0."""
     t0, t1, tn = (_instants(requests, name) for name in ("arrival_ns", "first_token_ns", "last_token_ns"))
     output = _floats(requests, "output_tokens")
     with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = np.where(output > 1, (tn - t1) / (output - 1), np.nan)
-    return {
-        "ttft": _known(t1 - t0),
-        "tpot": _known(tpot),
-        "itl": _gaps(requests),
-        "e2e": _known(tn - t0),
-        "queue": _known(_floats(requests, "queue_s")),
-        "prefill": _known(_floats(requests, "prefill_s")),
-    }
+        found = {
+            "ttft": t1 - t0,
+            "tpot": np.where(output > 1, (tn - t1) / (output - 1), np.nan),
+            "e2e": tn - t0,
+            "queue": _floats(requests, "queue_s"),
+            "prefill": _floats(requests, "prefill_s"),
+        }
+        return {metric: np.where(seconds >= 0, seconds, np.nan) for metric, seconds in found.items()}
 
 
-def _gaps(requests: pa.Table) -> Durations:
-    """ITL: the gap before each chunk but the first; a chunk of k tokens counts k times gap / k."""
-    column = requests.column("token_ns").combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    instants = column.flatten().to_numpy(zero_copy_only=False)
-    per_row = np.maximum(lengths - 1, 0)
-    if per_row.sum() == 0:
-        return Durations(np.empty(0), per_row)
-    gaps = np.diff(instants)
-    starts = np.cumsum(lengths)[:-1]
-    inner = starts[(starts > 0) & (starts < len(instants))]
-    if inner.size:
-        keep = np.ones(len(gaps), dtype=np.bool_)
-        keep[inner - 1] = False
-        gaps = gaps[keep]
-    seconds = gaps * 1e-9
-    tokens = _chunk_tokens(requests, lengths)
-    if tokens is None:
-        return Durations(seconds, per_row)
-    first = np.zeros(len(tokens), dtype=np.bool_)
-    first[np.append(0, starts)[lengths > 0]] = True
-    tokens = np.maximum(tokens[~first], 1)
-    return Durations(seconds / tokens, per_row, tokens)
+def tally_gaps(token_ns: pa.ListArray, token_counts: pa.ListArray, groups: Counts | None, num_groups: int) -> Tallies:
+    """ITL by group: the gap before each chunk but a row's first; a chunk of k tokens counts k times gap / k."""
+    lengths = _lengths(token_ns)
+    instants = token_ns.flatten().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(lengths)
+    starts = (np.cumsum(lengths) - lengths)[rows]
+    seconds = np.empty(len(instants))
+    np.subtract(instants[1:], instants[:-1], out=seconds[1:], casting="unsafe")
+    seconds *= 1e-9
+    seconds[starts] = 0.0  # a row's first chunk has no gap: it is counted as 0 s here and taken out again below
+    tokens = _chunk_tokens(token_counts, lengths)
+    if tokens is not None:
+        tokens[starts] = 1
+        seconds /= tokens
+    spans = (instants[starts + lengths[rows] - 1] - instants[starts]) * 1e-9
+    of_row = np.zeros(len(rows), np.int64) if groups is None else groups[rows]
+    found = tally(
+        seconds,
+        None if groups is None else np.repeat(groups, lengths),
+        num_groups,
+        weights=tokens,
+        total_s=np.bincount(of_row, spans, minlength=num_groups).astype(np.float64),
+    )
+    firsts = np.bincount(of_row, minlength=num_groups)
+    found.fine[:, 0] -= firsts
+    found.coarse[:, 0] -= firsts
+    return found
 
 
-def _chunk_tokens(requests: pa.Table, lengths: Counts) -> Counts | None:
-    """Tokens of every chunk, None where no row tells; a row that does not tell has 1 a chunk."""
-    column = requests.column("token_counts")
-    if column.null_count == len(column):
+def _chunk_tokens(token_counts: pa.ListArray, lengths: Counts) -> Counts | None:
+    """Tokens of every chunk (at least 1), None where no row tells; a row that does not tell has 1 a chunk."""
+    if token_counts.null_count == len(token_counts):
         return None
-    column = column.combine_chunks()
-    told = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    counts = pc.fill_null(column.flatten(), 1).to_numpy(zero_copy_only=False)
+    told = _lengths(token_counts)
+    counts = pc.fill_null(token_counts.flatten(), 1).to_numpy(zero_copy_only=False)
     if (told == lengths).all():
-        return np.asarray(counts)
+        return np.asarray(np.maximum(counts, 1))
     tokens = np.ones(int(lengths.sum()), dtype=np.int64)
-    tokens[np.repeat(told == lengths, lengths)] = counts[np.repeat(told == lengths, told)]
+    tokens[np.repeat(told == lengths, lengths)] = np.maximum(counts[np.repeat(told == lengths, told)], 1)
     return tokens
 
 
@@ -218,7 +240,7 @@ def _series_of(requests: pa.Table) -> tuple[Counts, list[SeriesKey]]:
     code = np.zeros(requests.num_rows, dtype=np.int64)
     words: list[list[str]] = []
     for name in ("vantage", "worker", "model"):
-        encoded = pc.dictionary_encode(pc.fill_null(requests.column(name), "").combine_chunks())
+        encoded = pc.dictionary_encode(_array(pc.fill_null(requests.column(name), "")))
         words.append(encoded.dictionary.to_pylist())
         code = code * len(words[-1]) + encoded.indices.to_numpy(zero_copy_only=False)
     present, codes = np.unique(code, return_inverse=True)
@@ -231,14 +253,20 @@ def _key(number: int, words: list[list[str]]) -> SeriesKey:
     return SeriesKey(words[0][vantage], words[1][worker], words[2][model])
 
 
+def _lengths(lists: pa.ListArray) -> Counts:
+    """Length of each list, 0 for null."""
+    lengths = pc.list_value_length(lists)
+    return np.asarray((pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy().astype(np.int64))
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array; copied only where it is in pieces."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _has_runs(requests: pa.Table) -> bool:
     column = requests.column("run_id")
     return bool(column.null_count < len(column))
-
-
-def _known(seconds: Floats) -> Durations:
-    with np.errstate(invalid="ignore"):
-        return Durations(np.where(seconds >= 0, seconds, np.nan))
 
 
 def _instants(requests: pa.Table, name: str) -> Floats:
@@ -258,21 +286,36 @@ def _as_floats(column: pa.ChunkedArray) -> Floats:
     return values
 
 
-def _merge(into: dict[str, Tally], tallies: dict[str, Tally]) -> None:
-    for name, part in tallies.items():
-        into[name] = into[name] + part if name in into else part
+def _sums(requests: pa.Table, of_row: Counts, num_series: int) -> dict[str, list[int | None]]:
+    """Column of SUMS -> its sum by series, None where no row of the series tells it."""
+    found: dict[str, list[int | None]] = {}
+    for name in SUMS:
+        column = requests.column(name)
+        if column.null_count == len(column):
+            continue
+        known = pc.is_valid(column).to_numpy()
+        values = pc.fill_null(column, 0).to_numpy()
+        told = np.bincount(of_row, known, minlength=num_series)
+        sums = np.bincount(of_row, values, minlength=num_series)
+        found[name] = [int(value) if count else None for value, count in zip(sums, told, strict=True)]
+    return found
 
 
-def _sum(parts: list[dict[str, Tally]]) -> dict[str, Tally]:
-    total: dict[str, Tally] = {}
-    for part in parts:
-        _merge(total, part)
-    return total
+def _states(requests: pa.Table, of_row: Counts) -> dict[tuple[int, str], int]:
+    """(number of the series, state) -> rows."""
+    encoded = pc.dictionary_encode(_array(requests.column("state")))
+    words = encoded.dictionary.to_pylist()
+    pairs, counts = np.unique(of_row * len(words) + encoded.indices.to_numpy(), return_counts=True)
+    return {
+        (int(pair) // len(words), words[int(pair) % len(words)]): int(count)
+        for pair, count in zip(pairs, counts, strict=True)
+    }
 
 
-def quantiles(tallies: Iterator[Tally], q: str) -> float | None:
-    """Quantile (s) of several series together; None without durations."""
-    total = empty()
-    for part in tallies:
-        total = total + part
-    return total.quantile(q)
+def _preferred(series: list[tuple[SeriesKey, T]]) -> list[tuple[SeriesKey, T]]:
+    at_engine = {key.model for key, _ in series if key.vantage == "engine"}
+    return [
+        (key, part)
+        for key, part in series
+        if key.vantage == "engine" or (key.vantage == "client" and key.model not in at_engine)
+    ]

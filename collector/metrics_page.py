@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from collector.ingest import Ingest
-from collector.latencies import Latencies, SeriesKey
+from collector.latencies import Histogram, Latencies, SeriesKey
 from collector.live import Live
 from collector.meters import Meters
-from collector.sketches import BOUNDS_S, Tally
+from collector.sketches import BOUNDS_S
 from store.interface import Store, StoreStats
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -208,8 +208,8 @@ def _values(key: SeriesKey) -> list[str]:
     return [key.vantage, key.worker, key.model]
 
 
-def _buckets(part: Tally) -> tuple[list[tuple[str, float]], float]:
+def _buckets(part: Histogram) -> tuple[list[tuple[str, float]], float]:
     """Cumulative counts by upper bound, and the sum, as prometheus_client wants them."""
-    running = part.coarse.cumsum().tolist()
+    running = part.counts.cumsum().tolist()
     bounds = [f"{bound:g}" for bound in BOUNDS_S.tolist()] + ["+Inf"]
     return list(zip(bounds, running, strict=True)), part.total_s

@@ -89,7 +89,7 @@ def install(app: FastAPI) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return response(NotFound(f"nothing is at {request.url.path}; see /docs for the routes"))
+            return response(NotFound(f"nothing is at {request.url.path}; GET /openapi.json lists the routes"))
         phrase = HTTPStatus(error.status_code).phrase
         body = {"type": "about:blank", "title": phrase, "status": error.status_code, "detail": _detail(error, request)}
         return Response(msgspec.json.encode(body), error.status_code, error.headers, MEDIA_TYPE)

@@ -9,10 +9,12 @@ Answers that people are given come from raw requests in the store, never from he
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from store.metrics import rank_index
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -43,57 +45,73 @@ def _edges() -> Floats:
 
 EDGES_S: Final = _edges()
 _AT_BOUND = np.zeros(NUM_BUCKETS, dtype=np.bool_)
-# The bucket below is included: a float64 just under a bucket's edge becomes the edge itself as float32.
-_AT_BOUND[_bucket(BOUNDS_S)] = _AT_BOUND[np.maximum(_bucket(BOUNDS_S) - 1, 0)] = True
+_AT_BOUND[_bucket(BOUNDS_S)] = True
+# Where a bound is a bucket's edge: a float64 just under it becomes the edge itself as float32, and the other way round.
+_AT_BOUND[_bucket(BOUNDS_S)[np.isin(BOUNDS_S, EDGES_S)] - 1] = True
 _TO_BOUND = np.searchsorted(BOUNDS_S, EDGES_S[:-1], side="left")
+_LAST_OF_BOUND = np.searchsorted(_TO_BOUND, np.arange(len(BOUNDS_S) + 1), side="right")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Counts of one array of durations.
+class Tallies:
+    """Counts of durations by group.
 
-    fine     [NUM_BUCKETS] counts by log bucket
-    coarse   [len(BOUNDS_S) + 1] counts by Prometheus bound, the last above all
-    total_s  sum of the durations
+    fine      [num_groups, NUM_BUCKETS] counts by log bucket
+    coarse    [num_groups, len(BOUNDS_S) + 1] counts by Prometheus bound, the last above all
+    total_s   [num_groups] sum of the durations
     """
 
     fine: Counts
     coarse: Counts
-    total_s: float
+    total_s: Floats
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.fine + other.fine, self.coarse + other.coarse, self.total_s + other.total_s)
-
-    @property
-    def count(self) -> int:
-        """How many durations."""
-        return int(self.fine.sum())
-
-    def quantile(self, q: str) -> float | None:
-        """Nearest-rank quantile (s), off by at most 1.6 %; None without durations."""
-        from store.metrics import rank_index
-
-        count = self.count
-        if count == 0:
-            return None
-        bucket = int(np.searchsorted(np.cumsum(self.fine), rank_index(count, q), side="left"))
-        return float((EDGES_S[bucket] + EDGES_S[bucket + 1]) / 2)
+    def __add__(self, other: Tallies) -> Tallies:
+        return Tallies(self.fine + other.fine, self.coarse + other.coarse, self.total_s + other.total_s)
 
 
-def tally(values: Floats, weights: Counts | None = None) -> Tally:
-    """Count durations (s, finite, not negative), each `weights` times where weights are given."""
+def tally(
+    values: Floats,
+    groups: Counts | None = None,
+    num_groups: int = 1,
+    *,
+    weights: Counts | None = None,
+    total_s: Floats | None = None,
+) -> Tallies:
+    """Count durations (s, finite, not negative) by group (None: all are group 0).
+
+    weights   how often each duration counts; None: once
+    total_s   sums by group where the caller knows them cheaper
+    """
     bucket = _bucket(values)
-    fine = np.bincount(bucket, weights, minlength=NUM_BUCKETS).astype(np.int64)
-    sure = np.where(_AT_BOUND, 0, fine)
-    coarse = np.bincount(_TO_BOUND, weights=sure, minlength=len(BOUNDS_S) + 1).astype(np.int64)
-    at_bound = _AT_BOUND[bucket]
-    unsure = np.searchsorted(BOUNDS_S, values[at_bound], side="left")
+    fine = _count(bucket, groups, num_groups, NUM_BUCKETS, weights)
+    below = np.zeros((num_groups, NUM_BUCKETS + 1), np.int64)
+    np.cumsum(np.where(_AT_BOUND, 0, fine), axis=1, out=below[:, 1:])
+    coarse = np.diff(below[:, _LAST_OF_BOUND], axis=1, prepend=0)
+    at_bound = _AT_BOUND.take(bucket)
+    unsure = np.searchsorted(BOUNDS_S, values.compress(at_bound), side="left")
     if unsure.size:
-        part = None if weights is None else weights[at_bound]
-        coarse += np.bincount(unsure, part, minlength=len(BOUNDS_S) + 1).astype(np.int64)
-    return Tally(fine, coarse, float(values.sum() if weights is None else values @ weights))
+        of_group = None if groups is None else groups.compress(at_bound)
+        of_weight = None if weights is None else weights.compress(at_bound)
+        coarse += _count(unsure, of_group, num_groups, len(BOUNDS_S) + 1, of_weight)
+    if total_s is None:
+        seconds = values if weights is None else values * weights
+        total_s = np.array([seconds.sum()]) if groups is None else np.bincount(groups, seconds, minlength=num_groups)
+    return Tallies(fine, coarse, total_s)
 
 
-def empty() -> Tally:
-    """No durations yet."""
-    return Tally(np.zeros(NUM_BUCKETS, np.int64), np.zeros(len(BOUNDS_S) + 1, np.int64), 0.0)
+def quantile(fine: Counts, q: str) -> float | None:
+    """Nearest-rank quantile (s) of counts by log bucket, off by at most 1.6 %; None without durations."""
+    count = int(fine.sum())
+    if count == 0:
+        return None
+    bucket = int(np.searchsorted(np.cumsum(fine), rank_index(count, q), side="left"))
+    return float((EDGES_S[bucket] + EDGES_S[bucket + 1]) / 2)
+
+
+def _count(
+    index: npt.NDArray[Any], groups: Counts | None, num_groups: int, width: int, weights: Counts | None
+) -> Counts:
+    """[num_groups, width] how often each index occurs in each group."""
+    flat = index if groups is None else groups * width + index
+    counts: Counts = np.bincount(flat, weights, minlength=num_groups * width).astype(np.int64)
+    return counts.reshape(num_groups, width)
