@@ -202,15 +202,18 @@ def cache_config(page: Page) -> dict[str, Mapping[str, str]]:
     return found
 
 
-def cache_config_facts(labels: Mapping[str, str]) -> dict[str, Any]:
+def cache_config_facts(labels: Mapping[str, str], num_ranks: int = 1) -> dict[str, Any]:
     """`worker` columns told by cache_config_info: block_size, num_blocks, kv_dtype, prefix_caching and `flags`.
 
-    vLLM keeps one block as the null block: usable num_blocks = num_gpu_blocks - 1. Values "None" are unknown.
+    num_ranks  data-parallel ranks on the page: each shows the sum of all ranks' blocks (vLLM adds them up at start)
+    One block a rank is the null block: usable num_blocks = num_gpu_blocks / num_ranks - 1. "None" is unknown.
     """
     flags = {
         key: value for key, value in labels.items() if value != "None" and key not in ("engine", "model_name", "pid")
     }
     num_gpu_blocks = _integer(labels.get("num_gpu_blocks"))
+    if num_gpu_blocks is not None:
+        num_gpu_blocks = num_gpu_blocks // num_ranks if num_gpu_blocks % num_ranks == 0 else None
     facts: dict[str, Any] = {
         "engine": ENGINE,
         "model": labels.get("model_name"),

@@ -151,7 +151,7 @@ class Scraper:
                 "max_context": seen.max_context,
                 "dp": len(seen.ranks) if len(seen.ranks) > 1 else None,
             }
-            page_facts = cache_config_facts(labels)
+            page_facts = cache_config_facts(labels, max(len(seen.ranks), 1))
             merged = {
                 **told,
                 **{k: v for k, v in (page_facts | {k: v for k, v in facts.items() if v}).items() if v is not None},

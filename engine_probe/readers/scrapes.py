@@ -42,9 +42,10 @@ class ScrapeTarget:
             )
         self.num_read += len(mapped)
         self.rows += self._thinner.thin(mapped)
-        for rank, labels in vllm.cache_config(page).items():
+        configs = vllm.cache_config(page)
+        for rank, labels in configs.items():
             name = vllm.worker_name(self._worker or "", rank)
-            for kind, found in self._facts.observe(name, vllm.cache_config_facts(labels), at_ns).items():
+            for kind, found in self._facts.observe(name, vllm.cache_config_facts(labels, len(configs)), at_ns).items():
                 self.slow[kind] += [{**row, "worker": row["worker"] or None} for row in found]
 
     def finish(self) -> None:

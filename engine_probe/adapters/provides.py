@@ -1,0 +1,103 @@
+"""What each way of looking at an engine lets us see: declared by its adapter, so that a cause that needs more can say
+"not observable here" instead of guessing, and so that the docs table is generated and never typed.
+
+A thing that can be seen is named `kind.column`; for block events `block.<change>`, for scraped numbers
+`sample.<canonical name>`. Invariant: a name stands here exactly when rows of that source fill it (tests compare the
+declarations with real recordings). Run as a module it prints docs/observability.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine_probe.events import CANONICAL_SAMPLES, KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Provides:
+    """One source of one engine: `needs` is the flag or step that opens it, `caveats` what to know of a name."""
+
+    engine: str
+    source: str
+    needs: str
+    names: frozenset[str]
+    caveats: Mapping[str, str] = field(default_factory=dict)
+
+
+def names(text: str) -> frozenset[str]:
+    """`"request: a b  step: c"` -> {request.a, request.b, step.c}."""
+    found: set[str] = set()
+    kind = ""
+    for word in text.split():
+        if word.endswith(":"):
+            kind = word[:-1]
+        else:
+            found.add(f"{kind}.{word}")
+    return frozenset(found)
+
+
+def declared() -> tuple[Provides, ...]:
+    """Every declaration, in the order of the docs table."""
+    from engine_probe.adapters import vllm_provides
+
+    return vllm_provides.PROVIDES
+
+
+def visible(engine: str, sources: Sequence[str]) -> frozenset[str]:
+    """Names that these sources of this engine show together. KeyError where a source is not declared."""
+    by_source = {one.source: one.names for one in declared() if one.engine == engine}
+    return frozenset().union(*(by_source[source] for source in sources))
+
+
+def all_names() -> list[str]:
+    """Every name of the contract in its order: columns of each kind, then changes of blocks and canonical samples."""
+    found = []
+    for kind, columns in KINDS.items():
+        if kind == "block":
+            changes = next(column for column in columns if column.name == "change").choices
+            found += [f"block.{change}" for change in changes]
+        if kind == "sample":
+            found += [f"sample.{name}" for name in CANONICAL_SAMPLES]
+        found += [f"{kind}.{column.name}" for column in columns if not (kind == "block" and column.name == "change")]
+    return found
+
+
+def render() -> str:
+    """docs/observability.md."""
+    lines = [
+        "# What can be seen, engine by engine",
+        "",
+        "Generated from the adapters' declarations (`python -m engine_probe.adapters.provides`); do not edit.",
+        "A name is `kind.column` of the event contract, `block.<change>`, or `sample.<canonical name>`. A cell without",
+        "`yes` means null: unknown, never zero. A diagnosis that needs what is not seen says so.",
+    ]
+    everything = declared()
+    for engine in dict.fromkeys(one.engine for one in everything):
+        sources = [one for one in everything if one.engine == engine]
+        lines += ["", f"## {engine}", "", "| source | what opens it |", "| --- | --- |"]
+        lines += [f"| {one.source} | {one.needs} |" for one in sources]
+        seen = frozenset().union(*(one.names for one in sources))
+        header = " | ".join(one.source for one in sources)
+        lines += ["", f"| name | {header} |", "| --- |" + " --- |" * len(sources)]
+        for name in all_names():
+            if name in seen:
+                cells = " | ".join("yes" if name in one.names else "" for one in sources)
+                lines.append(f"| `{name}` | {cells} |".replace("|  |", "| |").replace("|  |", "| |"))
+        caveats = [(one.source, name, text) for one in sources for name, text in one.caveats.items()]
+        if caveats:
+            lines += ["", "To know:", ""]
+            lines += [f"- `{name}` ({source}): {text}" for source, name, text in caveats]
+        lines += ["", f"Not seen from {engine} by any source:", ""]
+        for kind in KINDS:
+            hidden = [
+                f"`{name.split('.', 1)[1]}`" for name in all_names() if name.startswith(f"{kind}.") and name not in seen
+            ]
+            hidden = [name for name in hidden if name not in ("`run_id`", "`sample_rate`")]
+            if hidden:
+                lines.append(f"- {kind}: {', '.join(hidden)}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render(), end="")
