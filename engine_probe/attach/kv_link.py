@@ -132,31 +132,42 @@ def read_message(frames: list[bytes]) -> tuple[int, bytes] | None:
     return int.from_bytes(frames[-2], "big"), frames[-1]
 
 
-def replay(
-    context: zmq.Context[Any], address: str, first_seq: int, *, timeout_s: float = REPLAY_TIMEOUT_S
-) -> Iterator[tuple[int, bytes]]:
-    """(seq, payload) of every batch that the engine still keeps from `first_seq` on, in order.
+class Replay:
+    """Iterates over (seq, payload) of every batch that the engine still keeps from `first_seq` on, in order.
 
-    Ends without an error where the engine does not answer within `timeout_s`, or stops answering for as long.
+    Ends without an error where the engine does not answer within `timeout_s`, or stops answering for as long;
+    `answered` tells whether it said anything, if only that it keeps nothing.
     """
-    dealer: zmq.Socket[Any] = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.LINGER, 0)
-    try:
-        dealer.connect(address)
-        dealer.send_multipart([b"", first_seq.to_bytes(8, "big")])
-        deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0 and dealer.poll(int(left * 1000) + 1):
-            message = read_message(dealer.recv_multipart())
-            if message is None:
-                continue
-            if message[0] == END_SEQ:
-                return
-            yield message
-            deadline = time.monotonic() + timeout_s
-    except zmq.ZMQError:
-        return
-    finally:
-        dealer.close()
+
+    def __init__(
+        self, context: zmq.Context[Any], address: str, first_seq: int, *, timeout_s: float = REPLAY_TIMEOUT_S
+    ) -> None:
+        self._context = context
+        self._address = address
+        self._first_seq = first_seq
+        self._timeout_s = timeout_s
+        self.answered = False
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        dealer: zmq.Socket[Any] = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        try:
+            dealer.connect(self._address)
+            dealer.send_multipart([b"", self._first_seq.to_bytes(8, "big")])
+            deadline = time.monotonic() + self._timeout_s
+            while (left := deadline - time.monotonic()) > 0 and dealer.poll(int(left * 1000) + 1):
+                message = read_message(dealer.recv_multipart())
+                if message is None:
+                    continue
+                self.answered = True
+                if message[0] == END_SEQ:
+                    return
+                yield message
+                deadline = time.monotonic() + self._timeout_s
+        except zmq.ZMQError:
+            return
+        finally:
+            dealer.close()
 
 
 def _is_endpoint(text: str) -> bool:

@@ -18,7 +18,7 @@ import zmq
 
 from engine_probe.adapters.kv_events import Fed, KvEventDecoder
 from engine_probe.adapters.vllm import worker_name
-from engine_probe.attach.kv_link import KvEndpoint, open_subscriber, read_message, replay
+from engine_probe.attach.kv_link import REPLAY_TIMEOUT_S, KvEndpoint, Replay, open_subscriber, read_message
 from engine_probe.errors import UnknownFormat
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class KvReader:
         *,
         process_start: Callable[[], float | None] = lambda: None,
         clock: Callable[[], int] = time.time_ns,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
     ) -> None:
+        self._replay_timeout_s = replay_timeout_s
         self._worker = worker
         self._endpoints = tuple(endpoints)
         self._decoder = decoder
@@ -154,13 +156,12 @@ class KvReader:
     def _fill(self, address: str, first: int, last: int) -> None:
         if time.monotonic() < self._no_replay_until:
             return
-        answered = False
-        for seq, payload in replay(self._context, address, first):
-            answered = True
+        replay = Replay(self._context, address, first, timeout_s=self._replay_timeout_s)
+        for seq, payload in replay:
             if seq > last:
                 break
             self.replayed += self._feed(seq, payload)
-        if not answered:
+        if not replay.answered:
             self._no_replay_until = time.monotonic() + REPLAY_PAUSE_S
 
     def _catch_up(self) -> None:

@@ -12,13 +12,13 @@ import zmq
 from engine_probe.attach.kv_link import (
     END_SEQ,
     KvEndpoint,
+    Replay,
     endpoints_from_option,
     endpoints_from_sources,
     engine_binds,
     offset_port,
     open_subscriber,
     read_message,
-    replay,
 )
 from engine_probe.errors import EngineUnreachable, UsageError
 
@@ -142,14 +142,24 @@ def test_replay_gives_what_the_engine_still_keeps(context: zmq.Context[Any], wit
     """From the number asked for, in order, up to the end marker, in either reply form."""
     router = Router(context, "inproc://replay", range(3, 8), with_topic)
     router.start()
-    assert list(replay(context, "inproc://replay", 5)) == [(5, b"payload-5"), (6, b"payload-6"), (7, b"payload-7")]
+    assert list(Replay(context, "inproc://replay", 5)) == [(5, b"payload-5"), (6, b"payload-6"), (7, b"payload-7")]
     router.join(5)
     assert router.asked == [5]
 
 
 def test_replay_from_nobody_ends_empty(context: zmq.Context[Any]) -> None:
     """An engine without replay costs the time-out and nothing else."""
-    assert list(replay(context, "inproc://nobody", 0, timeout_s=0.02)) == []
+    nobody = Replay(context, "inproc://nobody", 0, timeout_s=0.02)
+    assert (list(nobody), nobody.answered) == ([], False)
+
+
+def test_an_engine_that_keeps_nothing_has_answered(context: zmq.Context[Any]) -> None:
+    """Only the end marker: there is nothing to give, but somebody is there."""
+    router = Router(context, "inproc://empty", range(0), True)
+    router.start()
+    empty = Replay(context, "inproc://empty", 0)
+    assert (list(empty), empty.answered) == ([], True)
+    router.join(5)
 
 
 def test_a_bound_port_is_connected_to_instead(context: zmq.Context[Any]) -> None:
