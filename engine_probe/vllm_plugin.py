@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from engine_probe.adapters.vllm import worker_name
+from engine_probe.attach.names import folder_name, source_name, spool_folder
 from engine_probe.errors import ProbeError
 from engine_probe.vllm_stats import (
     Geometry,
@@ -110,9 +111,9 @@ def open_tap(vllm_config: Any, engine_index: int, env: Mapping[str, str]) -> Eng
     base = env.get("KVSCOPE_WORKER") or default_worker(sys.argv, socket.gethostname())
     worker = worker_name(base, engine_index)
     frontends = read(vllm_config, "parallel_config._api_process_count") or 1
-    source = f"vllm:{worker}"
+    source = source_name("vllm", worker)
     if frontends != 1:  # each API server process is a sender of its own
-        source += f"#{read(vllm_config, 'parallel_config._api_process_rank') or 0}"
+        source = source_name("vllm", worker, f"frontend{read(vllm_config, 'parallel_config._api_process_rank') or 0}")
     sink = make_sink(url, source, env.get("KVSCOPE_TOKEN"), env.get("KVSCOPE_SPOOL_DIR"))
     log.info("kvscope records worker %s to %s", worker, url)
     return EngineTap(vllm_config, worker, Outbox(sink), publish=PrometheusFacts(worker, engine_index))
@@ -133,15 +134,15 @@ def make_sink(url: str, source: str, token: str | None, spool_dir: str | None) -
     from engine_probe.sink import FileSink, HttpSink
 
     parts = urlsplit(url)
-    slug = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
+    folder = spool_folder(spool_dir, source)
     if parts.scheme == "file":
-        return FileSink(Path(unquote(parts.path)) / slug)
+        return FileSink(Path(unquote(parts.path)) / folder_name(source))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ProbeError(
             f"KVSCOPE_URL is {url!r}; expected http://host:port of a collector, or file:///folder.",
             setting="KVSCOPE_URL",
         )
-    return HttpSink(url, source, token=token or None, spool_dir=Path(spool_dir) / slug if spool_dir else None)
+    return HttpSink(url, source, token=token or None, spool_dir=folder)
 
 
 class EngineTap:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pyarrow as pa
 
 CONFIG = 'block_size="32",cache_dtype="auto",enable_prefix_caching="{caching}",engine="0",num_gpu_blocks="{blocks}"'
 
@@ -81,3 +84,24 @@ class FakeEngine:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+
+class ListSink:
+    """A sink that keeps its rows as dicts; maps are dicts too."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def write(self, tables: Mapping[str, pa.Table]) -> None:
+        with self._lock:
+            for kind, table in tables.items():
+                self._rows.setdefault(kind, []).extend(table.to_pylist(maps_as_pydicts="strict"))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._rows.get(kind, ()))

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,9 +17,9 @@ from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from engine_probe.sink import Sink
 
     from engine_probe.attach.session import Summary
+    from engine_probe.sink import Sink
     from store.interface import Store
 
 ENGINES: Final = ("vllm",)
@@ -81,6 +82,7 @@ def register(app: typer.Typer) -> None:
         json: JsonOption = False,
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
+        from engine_probe.attach.names import source_name
         from engine_probe.attach.salt import default_path, read_salt
         from engine_probe.attach.session import AttachOptions, AttachSession
 
@@ -106,13 +108,14 @@ def register(app: typer.Typer) -> None:
             verify=False if insecure else str(ca) if ca is not None else True,
             wait=wait,
         )
-        source = f"attach:{worker or url.rpartition('://')[2].rstrip('/')}"
-        session = AttachSession(options, _open_sink(to, store, source, token, spool), say)
-        summary = session.run(_stop_on_signals())
+        source = source_name("attach", worker or url.rpartition("://")[2].rstrip("/"))
+        sink = _open_sink(to, store, source, token, spool)
+        summary = AttachSession(options, sink, say).run(_stop_on_signals())
+        undelivered = _undelivered(sink, spool)
         if json:
-            emit_json(summary)
+            emit_json(asdict(summary) | {"undelivered": undelivered})
         else:
-            emit(_text(summary, to or store or DEFAULT_STORE))
+            emit("\n".join([_text(summary, to or store or DEFAULT_STORE), *([undelivered] if undelivered else [])]))
 
 
 class StoreSink:
@@ -139,12 +142,29 @@ class StoreSink:
 
 def _open_sink(to: str | None, store: str | None, source: str, token: str | None, spool: Path | None) -> Sink:
     if to is not None:
+        from engine_probe.attach.names import spool_folder
         from engine_probe.sink import HttpSink
 
-        return HttpSink(to, source, token=token, spool_dir=spool)
+        return HttpSink(to, source, token=token, spool_dir=spool_folder(spool, source))
     from store.open import open_store
 
     return StoreSink(open_store(store or DEFAULT_STORE), source)
+
+
+def _undelivered(sink: Sink, spool: Path | None) -> str | None:
+    """One sentence on what a collector did not take, after the sink was closed; None where it took everything."""
+    stats = getattr(sink, "stats", None)
+    if stats is None:
+        return None
+    held, dropped = stats.pending_batches + stats.in_flight_batches, sum(stats.dropped_rows.values())
+    parts = []
+    if held:
+        parts.append(
+            f"{held} batches " + ("stay in the spool for the next start" if spool else "were lost: give --spool")
+        )
+    if dropped:
+        parts.append(f"{dropped:,} rows were dropped")
+    return f"Not delivered: {'; '.join(parts)} ({stats.last_error or 'the collector was away'})." if parts else None
 
 
 def _stop_on_signals() -> threading.Event:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.attach.fetch import EngineClient
-from engine_probe.attach.funnel import Funnel
+from engine_probe.attach.funnel import FLUSH_S, Funnel
 from engine_probe.attach.kv_link import KvEndpoint, endpoints_from_option, endpoints_from_sources
 from engine_probe.attach.kv_reader import KvReader
 from engine_probe.attach.log_tail import LogTail
@@ -76,14 +76,20 @@ class AttachSession:
     """`run` once. `say` takes one sentence at a time; the sink is closed at the end."""
 
     def __init__(
-        self, options: AttachOptions, sink: Sink, say: Say, *, clock: Callable[[], int] = time.time_ns
+        self,
+        options: AttachOptions,
+        sink: Sink,
+        say: Say,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        flush_s: float = FLUSH_S,
     ) -> None:
         self._options = options
         self._say = say
         self._clock = clock
         self._client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
         self._probe_client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
-        self._funnel = Funnel(sink, clock=clock)
+        self._funnel = Funnel(sink, clock=clock, flush_s=flush_s)
         self._log = None if options.log is None else LogTail(options.log)
         log_facts: Callable[[], Mapping[str, Any]] = dict if self._log is None else self._log.poll
         self._scraper = Scraper(self._client, self._funnel, options.worker, log_facts=log_facts, clock=clock)
