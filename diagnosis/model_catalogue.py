@@ -1,0 +1,130 @@
+"""Published geometries of well-known models, so that their KV size can be asked for by name.
+
+Source: the config.json each model was published with (values that decide the KV cache alone). A checkpoint of yours may
+differ: its own config.json is the better source. A name is found without its organisation, in any case, and without the
+suffixes that do not change the geometry (-instruct, -it, -chat, -hf, -base, -fp8, ...).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+from engine_probe.errors import UsageError
+
+SOURCE = "published config.json values"
+
+
+def _gqa(
+    layers: int, heads: int, kv_heads: int, hidden: int, head_dim: int | None = None, **more: Any
+) -> dict[str, Any]:
+    config = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": hidden,
+        "torch_dtype": "bfloat16",
+    }
+    return config | ({} if head_dim is None else {"head_dim": head_dim}) | more
+
+
+def _mla(layers: int, heads: int, hidden: int, **more: Any) -> dict[str, Any]:
+    config = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "torch_dtype": "bfloat16"}
+    return config | {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": hidden} | more
+
+
+def _windows(pattern: int, window: int) -> dict[str, Any]:
+    return {"sliding_window_pattern": pattern, "sliding_window": window}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-3-8b": _gqa(32, 32, 8, 4096),
+    "llama-3.1-8b": _gqa(32, 32, 8, 4096),
+    "llama-3.2-1b": _gqa(16, 32, 8, 2048, 64),
+    "llama-3.2-3b": _gqa(28, 24, 8, 3072, 128),
+    "llama-3-70b": _gqa(80, 64, 8, 8192),
+    "llama-3.1-70b": _gqa(80, 64, 8, 8192),
+    "llama-3.3-70b": _gqa(80, 64, 8, 8192),
+    "llama-3.1-405b": _gqa(126, 128, 8, 16384),
+    "qwen2.5-0.5b": _gqa(24, 14, 2, 896),
+    "qwen2.5-1.5b": _gqa(28, 12, 2, 1536),
+    "qwen2.5-7b": _gqa(28, 28, 4, 3584),
+    "qwen2.5-14b": _gqa(48, 40, 8, 5120),
+    "qwen2.5-32b": _gqa(64, 40, 8, 5120),
+    "qwen2.5-72b": _gqa(80, 64, 8, 8192),
+    "qwen3-0.6b": _gqa(28, 16, 8, 1024, 128),
+    "qwen3-1.7b": _gqa(28, 16, 8, 2048, 128),
+    "qwen3-4b": _gqa(36, 32, 8, 2560, 128),
+    "qwen3-8b": _gqa(36, 32, 8, 4096, 128),
+    "qwen3-14b": _gqa(40, 40, 8, 5120, 128),
+    "qwen3-32b": _gqa(64, 64, 8, 5120, 128),
+    "qwen3-30b-a3b": _gqa(48, 32, 4, 2048, 128),
+    "qwen3-235b-a22b": _gqa(94, 64, 4, 4096, 128),
+    "qwen3-next-80b-a3b": _gqa(
+        48,
+        16,
+        2,
+        2048,
+        256,
+        full_attention_interval=4,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+    ),
+    "mistral-7b-v0.1": _gqa(32, 32, 8, 4096, sliding_window=4096),
+    "mistral-7b-v0.2": _gqa(32, 32, 8, 4096),
+    "mistral-7b-v0.3": _gqa(32, 32, 8, 4096),
+    "mistral-nemo-12b": _gqa(40, 32, 8, 5120, 128),
+    "mistral-small-24b": _gqa(40, 32, 8, 5120, 128),
+    "mixtral-8x7b": _gqa(32, 32, 8, 4096),
+    "mixtral-8x22b": _gqa(56, 48, 8, 6144),
+    "phi-4": _gqa(40, 40, 10, 5120),
+    "deepseek-v3": _mla(61, 128, 7168, num_nextn_predict_layers=1),
+    "deepseek-r1": _mla(61, 128, 7168, num_nextn_predict_layers=1),
+    "deepseek-v3.1": _mla(61, 128, 7168, num_nextn_predict_layers=1),
+    "deepseek-v3.2": _mla(61, 128, 7168, num_nextn_predict_layers=1, index_head_dim=128),
+    "deepseek-v2": _mla(60, 128, 5120),
+    "deepseek-v2-lite": _mla(27, 16, 2048),
+    "kimi-k2": _mla(61, 64, 7168),
+    "gpt-oss-20b": _gqa(24, 64, 8, 2880, 64, **_windows(2, 128)),
+    "gpt-oss-120b": _gqa(36, 64, 8, 2880, 64, **_windows(2, 128)),
+    "gemma-3-1b": _gqa(26, 4, 1, 1152, 256, **_windows(6, 512)),
+    "gemma-3-4b": _gqa(34, 8, 4, 2560, 256, **_windows(6, 1024)),
+    "gemma-3-12b": _gqa(48, 16, 8, 3840, 256, **_windows(6, 1024)),
+    "gemma-3-27b": _gqa(62, 32, 16, 5376, 128, **_windows(6, 1024)),
+}
+ALIASES = {
+    "mistral-7b": "mistral-7b-v0.3",
+    "mistral-nemo": "mistral-nemo-12b",
+    "mistral-small": "mistral-small-24b",
+    "phi-4-14b": "phi-4",
+    "qwen3-next": "qwen3-next-80b-a3b",
+    "meta-llama-3-8b": "llama-3-8b",
+    "meta-llama-3-70b": "llama-3-70b",
+    "meta-llama-3.1-8b": "llama-3.1-8b",
+    "meta-llama-3.1-70b": "llama-3.1-70b",
+    "meta-llama-3.1-405b": "llama-3.1-405b",
+}
+_SUFFIX = re.compile(r"-(instruct|it|chat|hf|base|fp8|bf16|awq|gptq|int4|thinking|pt|\d{4})$")
+
+
+def find_model(name: str) -> tuple[str, dict[str, Any]]:
+    """Its name here and the fields of its config. Raises UsageError with the closest names where it is not known."""
+    key = name.strip().lower().replace("_", "-").rsplit("/", 1)[-1]
+    candidates = [key]
+    while (shorter := _SUFFIX.sub("", candidates[-1])) != candidates[-1]:
+        candidates.append(shorter)
+    for candidate in candidates:
+        found = ALIASES.get(candidate, candidate)
+        if found in MODELS:
+            return found, MODELS[found]
+    close = difflib.get_close_matches(candidates[-1], [*MODELS, *ALIASES], n=4, cutoff=0.5)
+    hint = f"close to it: {', '.join(close)}" if close else f"known are {', '.join(MODELS)}"
+    raise UsageError(
+        f"there is no file '{name}', and no model of that name is built in; {hint}. The model's own config.json always works",
+        name=name,
+        close=close,
+    )
