@@ -22,6 +22,7 @@ from engine_probe.errors import DiagnosisError
 MIN_BLOCKS = 20  # fewer blocks than this and their spread says nothing about the spread of the whole
 LEVEL_EXCEEDANCES = 50  # a correlation read off fewer exceedances is noise
 LOWEST_LEVEL = 0.25  # but the level stays in the upper quarter
+LONGER = 1.5  # short blocks make intervals too narrow, long ones only make them less steady: lean to the safe side
 MAX_BLOCKS = 5000  # more blocks cost time and tell nothing more about the spread
 CHUNK_ELEMENTS = 250_000
 
@@ -124,6 +125,21 @@ def iter_block_counts(n: int, block: int, replicates: int, seed: int) -> Iterato
         yield _cover(starts, lengths, n)
 
 
+def few_blocks(draws: F64, num_blocks: float) -> F64:
+    """Draws spread about their median as Student's t is to the normal: a spread read off few blocks is too small.
+
+    draws [replicates]; num_blocks is how many blocks (or repeats) the smaller window holds. Source: Cornish-Fisher
+    expansion of the 97.5 % point of t with num_blocks - 1 degrees of freedom, times sqrt(m / (m - 1)).
+    """
+    if draws.size == 0 or not np.isfinite(num_blocks):
+        return draws
+    freedom = max(num_blocks - 1.0, 1.0)
+    student = 1.959964 + 2.3723 / freedom + 2.8225 / freedom**2 + 2.5559 / freedom**3
+    factor = student / 1.959964 * np.sqrt((freedom + 1.0) / freedom)
+    centre = float(np.median(draws))
+    return np.asarray(centre + factor * (draws - centre), dtype=np.float64)
+
+
 def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int) -> npt.NDArray[np.uint16]:
     """Bootstrap of an arm with repeats: whole repeats are drawn with replacement, [replicates, n] counts.
 
@@ -165,7 +181,8 @@ def _block_length(rho: F64, lag: int, n: int) -> int:
     long_run = max(1.0 + 2.0 * float(weighted.sum()), 1e-3)
     if spread <= 0.0:
         return 1
-    return int(np.ceil((1.5 * (spread / long_run) ** 2 * n) ** (1.0 / 3.0)))
+    best = (1.5 * (spread / long_run) ** 2 * n) ** (1.0 / 3.0)  # smallest mean squared error of the spread
+    return int(np.ceil(LONGER * best))
 
 
 def _autocorrelation(series: F64) -> F64:

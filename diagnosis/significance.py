@@ -18,7 +18,15 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import Correlation, correlation, exceedances, high_values, iter_block_counts, repeat_counts
+from diagnosis.bootstrap import (
+    Correlation,
+    correlation,
+    exceedances,
+    few_blocks,
+    high_values,
+    iter_block_counts,
+    repeat_counts,
+)
 from diagnosis.quantiles import (
     F64,
     Counts,
@@ -113,14 +121,15 @@ def compare(
     facts = _sufficiency(windows, q)
     replicates = affordable_replicates(replicates, sum(facts.n)) if min(facts.n) > 1 else 0
     drawn = [window.replicate(q, replicates, derived_seed(seed, side)) for side, window in enumerate(windows)]
+    num_blocks = min(window.num_blocks for window in windows)
     delta = windows[1].quantile - windows[0].quantile
     delta_mean = windows[1].mean - windows[0].mean
     interval = mean_interval = p_quantile = p_mean = None
     if replicates > 0 and facts.enough:
-        differences = drawn[1][0] - drawn[0][0]
+        differences = few_blocks(drawn[1][0] - drawn[0][0], num_blocks)
         interval, p_quantile = interval_95(differences, one_sided=facts.one_sided), p_value(differences)
     if replicates > 0 and min(facts.n) >= MIN_FOR_MEAN:
-        differences = drawn[1][1] - drawn[0][1]
+        differences = few_blocks(drawn[1][1] - drawn[0][1], num_blocks)
         mean_interval, p_mean = interval_95(differences), p_value(differences)
     return Significance(
         n=facts.n,
@@ -314,6 +323,9 @@ class _Window:
         self.correlation = known or correlation(self.values, q)
         if block is not None:
             self.correlation = Correlation(self.correlation.lag, block)
+        self.num_blocks = (
+            self.values.size / self.correlation.block if self.repeats is None else float(np.unique(self.repeats).size)
+        )
         self.extremal = extremal_index(self.values, q)
         self.episodes = tail_episodes(self.values, q, self.correlation.lag)
         self.effective = self.extremal * (float(self.values.size) if self.weights is None else kish(self.weights))
