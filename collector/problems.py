@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine_probe.errors import KvscopeError, NotFound, Unauthorized, UsageError
+from engine_probe.errors import BodyTimeout, KvscopeError, NotFound, Unauthorized, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def response(error: KvscopeError, headers: Mapping[str, str] | None = None) -> R
     extra = dict(headers or {})
     if error.http_status in (429, 503):
         extra["Retry-After"] = str(math.ceil(error.facts.get("retry_after_s", 1)))
+    if isinstance(error, BodyTimeout):
+        extra["Connection"] = "close"  # the rest of the body may still come, and must not be read as a request
     if isinstance(error, Unauthorized):
         extra["WWW-Authenticate"] = 'Bearer realm="kvscope", Basic realm="kvscope"'
     return Response(msgspec.json.encode(document(error)), error.http_status, extra, MEDIA_TYPE)

@@ -64,6 +64,11 @@ def url_of(sock: socket.socket) -> str:
 
 def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
     """Serve until a signal ends it; back when everything accepted is committed."""
+    make_server(app, settings).run(sockets=[sock])
+
+
+def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
+    """The server with its limits; `run(sockets=[sock])` serves."""
     server = settings.server
 
     class Protocol(PatientH11):
@@ -82,7 +87,7 @@ def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=CLOSING_S,
     )
-    DrainingServer(config, app, server.drain_timeout_s).run(sockets=[sock])
+    return DrainingServer(config, app, server.drain_timeout_s)
 
 
 class DrainingServer(uvicorn.Server):
@@ -121,7 +126,11 @@ class DrainingServer(uvicorn.Server):
 
 
 class PatientH11(H11Protocol):
-    """uvicorn's h11 protocol that closes a connection whose request headers do not arrive in time."""
+    """uvicorn's h11 protocol with an end to its patience.
+
+    It ends for headers that do not arrive in time, and for the rest of a body that was refused before its end: that is
+    read and thrown away for a while, so that the client sees the answer.
+    """
 
     header_timeout_s = 10.0
 
@@ -139,11 +148,16 @@ class PatientH11(H11Protocol):
         super().connection_lost(exc)
 
     def _await_headers(self) -> None:
-        """A timer runs while, and only while, a request has begun to arrive and its headers are not complete."""
-        if self.conn.their_state is not h11.IDLE:
+        """The timer runs while, and only while, the peer owes headers or the rest of an answered body."""
+        if not self._is_owed():
             self._forget_timer()
         elif self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _is_owed(self) -> bool:
+        if self.conn.their_state is h11.SEND_BODY:
+            return self.cycle is not None and self.cycle.response_complete
+        return self.conn.their_state is h11.IDLE
 
     def _forget_timer(self) -> None:
         if self._header_timer is not None:
@@ -152,5 +166,5 @@ class PatientH11(H11Protocol):
 
     def _give_up(self) -> None:
         self._header_timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        if self._is_owed() and not self.transport.is_closing():
             self.transport.close()

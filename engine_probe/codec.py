@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine_probe.errors import UnknownFormat
+from engine_probe.errors import TooLarge, UnknownFormat
 from engine_probe.events import CONTRACT_VERSION, KINDS
 from engine_probe.row_errors import expectation, invalid_rows, unknown_kind
 
@@ -76,7 +76,8 @@ def encode_arrow(tables: Mapping[str, pa.Table], compression: str | None = "lz4"
 def decode_arrow(body: bytes | bytearray, max_decoded_bytes: int | None = None) -> Decoded:
     """Tables of concatenated IPC streams; several streams of one kind are joined.
 
-    max_decoded_bytes   refuse a body that would be larger once its buffers are decompressed (before doing so)
+    max_decoded_bytes   refuse a body that would be larger once its buffers are decompressed, or once its rows have
+                        every column of their kind (a row of one byte unfolds to hundreds), before doing so
     Raises UnknownFormat (no Arrow, or a newer contract), InvalidRows, TooLarge. Never trusts an offset or a length.
     """
     import pyarrow as pa
@@ -85,12 +86,20 @@ def decode_arrow(body: bytes | bytearray, max_decoded_bytes: int | None = None) 
 
     ignored: dict[str, int] = {}
     parts: dict[str, list[pa.Table]] = {}
+    row_bytes = 0
     buffer = pa.py_buffer(body)
     for index, frame in enumerate(split_streams(body, max_decoded_bytes)):
         place = f"stream {index}, byte {frame.start}"
         try:
             with pa.ipc.open_stream(buffer.slice(frame.start, frame.end - frame.start)) as reader:
                 kind = _kind_of(reader.schema, place)
+                row_bytes += frame.num_rows * 8 * len(KINDS[kind])
+                if max_decoded_bytes is not None and row_bytes > max_decoded_bytes:
+                    raise TooLarge(
+                        f"{place}: {frame.num_rows} rows of {kind} are larger than allowed; send fewer rows a batch",
+                        limit_bytes=max_decoded_bytes,
+                        place=place,
+                    )
                 table = _conform(kind, reader.read_all(), ignored, place)
         except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             raise invalid_rows(

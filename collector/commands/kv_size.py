@@ -34,10 +34,8 @@ def kv_size(
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = 16,
     kv_dtype: KvDtypeOption = "auto",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size; memory is then that of one GPU.")] = 1,
-    memory_gib: Annotated[
-        float | None, typer.Option(help="GiB left for KV on one GPU: how many such requests fit.")
-    ] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="Usable KV blocks: how many such requests fit.")] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="GiB for KV on one GPU: how many requests fit.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="Usable KV blocks: how many requests fit.")] = None,
     json: JsonOption = False,
 ) -> None:
     """How much KV cache a request takes: exact bytes, blocks, what rounding wastes, and how many fit."""
@@ -100,9 +98,9 @@ def _document(name: str, source: str, model: KvGeometry, size: KvSize, fit: Fit 
 
 
 def _text(name: str, source: str, model: KvGeometry, size: KvSize, fit: Fit | None) -> str:
-    each = "" if size.requests == 1 else f", {_bytes(size.total_bytes)} for {size.requests:,}"
+    each = "" if size.requests == 1 else f", {size.requests:,} of them {_exactly(size.total_bytes)}"
     lines = [
-        f"{name}: a request of {size.tokens:,} tokens takes {_bytes(size.request_bytes)} of KV cache{each}.",
+        f"{name}: a request of {size.tokens:,} tokens takes {_exactly(size.request_bytes)} of KV cache{each}.",
         "",
         f"  per token        {size.bytes_per_token:,} bytes ({model.attention}, {model.dtype})",
     ]
@@ -115,22 +113,25 @@ def _text(name: str, source: str, model: KvGeometry, size: KvSize, fit: Fit | No
         )
         lines.append(f"    {group.num_layers:>4} layers     {what}")
     if size.constant_bytes:
-        lines.append(f"  constant         {_bytes(size.constant_bytes)} once every window is full")
+        lines.append(f"  constant         {_bytes(size.constant_bytes)} a request: full windows and recurrent states")
     lines += [
         f"  blocks           {size.blocks:,} of {size.block_size} tokens, {_bytes(size.block_bytes)} each",
         f"  allocated        {_bytes(size.allocated_bytes)}, of which {_bytes(size.waste_bytes)} wasted by rounding up",
     ]
     if size.tp > 1:
-        lines.append(
-            f"  on each of {size.tp} GPUs {_bytes(size.rank_allocated_bytes)}, {_bytes(size.rank_block_bytes)} a block"
-        )
+        of_rank = f"{_bytes(size.rank_allocated_bytes)}, {_bytes(size.rank_block_bytes)} a block"
+        lines.append(f"  on each GPU      {of_rank} (tensor parallel over {size.tp})")
     if fit is not None:
         lines.append(
-            f"  fit              {fit.requests:,} such requests at once ({fit.concurrency:.2f}) in {fit.num_blocks:,} blocks"
+            f"  fit              {fit.requests:,} ({fit.concurrency:.2f}) such requests in {fit.num_blocks:,} blocks"
         )
     lines.append(f"  source           {source}")
     lines += [f"  note             {note}" for note in model.notes]
     return "\n".join(lines)
+
+
+def _exactly(count: int) -> str:
+    return f"{_bytes(count)} ({count:,} bytes)"
 
 
 def _bytes(count: float) -> str:
