@@ -44,7 +44,7 @@ def build() -> typer.Typer:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every `KvscopeError` becomes one readable message and its exit code."""
     try:
-        code = build()(args=argv, standalone_mode=False)
+        code = build()(args=argv, prog_name="kvscope", standalone_mode=False)
     except typer.Exit as end:
         code = end.exit_code
     except _MISUSE as error:

@@ -103,20 +103,15 @@ def geometry(config: Mapping[str, Any], kv_dtype: str = "auto") -> KvGeometry:
         attention = "MLA"
     else:
         if dtype == FP8_DS_MLA:
-            raise UsageError(
-                f"--kv-dtype {FP8_DS_MLA} is the layout of sparse MLA models; this one has no kv_lora_rank."
-            )
+            raise UsageError(f"--kv-dtype {FP8_DS_MLA} is a layout of MLA models; this one has no kv_lora_rank")
         heads = _kv_heads(text, num_layers, num_heads)
         width = _head_widths(text, num_heads)
         kinds = _kinds(text, num_layers)
-        groups = _grouped(
-            [_layer(text, kind, h, width, element_bytes, dtype) for kind, h in zip(kinds, heads, strict=True)]
-        )
+        layers = zip(kinds, heads, strict=True)
+        groups = _grouped([_layer(text, kind, num, width * element_bytes, dtype) for kind, num in layers])
         attention = _attention_name(heads, num_heads)
     if drafts := text.get("num_nextn_predict_layers"):
-        notes.append(
-            f"{drafts} draft layer(s) (num_nextn_predict_layers) are not counted; speculation with them adds theirs"
-        )
+        notes.append(f"num_nextn_predict_layers {drafts}: not counted; speculation with draft layers adds their KV")
     return KvGeometry(attention, tuple(groups), dtype, num_heads, tuple(notes))
 
 
@@ -173,7 +168,7 @@ def _kv_heads(text: Mapping[str, Any], num_layers: int, num_heads: int | None) -
     if listed is not None:
         if len(listed) != num_layers or not all(type(h) is int and h > 0 for h in listed):
             raise UsageError(f"num_key_value_heads lists {listed!r}; expected {num_layers} whole numbers above 0")
-        return listed
+        return [int(heads) for heads in listed]
     heads = _count(text, NUM_KV_HEADS, optional=True)
     if heads is None and text.get("multi_query") is True:
         heads = 1
@@ -181,7 +176,7 @@ def _kv_heads(text: Mapping[str, Any], num_layers: int, num_heads: int | None) -
         heads = num_heads
     if heads is None:
         raise UsageError(
-            "the config has neither num_key_value_heads nor num_attention_heads", field="num_key_value_heads"
+            "the config has no num_key_value_heads and no num_attention_heads", field="num_key_value_heads"
         )
     return [int(heads)] * num_layers
 
@@ -192,9 +187,7 @@ def _head_widths(text: Mapping[str, Any], num_heads: int | None) -> int:
     if key is None:
         hidden = _count(text, HIDDEN, optional=True)
         if hidden is None or num_heads is None:
-            raise UsageError(
-                "the config has no head_dim, and not both hidden_size and num_attention_heads", field="head_dim"
-            )
+            raise UsageError("the config has no head_dim, nor hidden_size and num_attention_heads", field="head_dim")
         if hidden % num_heads:
             raise UsageError(
                 f"hidden_size {hidden} is no multiple of num_attention_heads {num_heads}, and there is no head_dim",
@@ -215,7 +208,7 @@ def _kinds(text: Mapping[str, Any], num_layers: int) -> list[str]:
         unknown = sorted({str(kind) for kind in listed} - set(LAYER_TYPES))
         if unknown:
             raise UsageError(
-                f"layer_types names {', '.join(unknown)}, whose cache is not known here; known: {', '.join(LAYER_TYPES)}",
+                f"layer_types names {', '.join(unknown)}, not known here; known: {', '.join(LAYER_TYPES)}",
                 field="layer_types",
             )
         if len(listed) != num_layers:
@@ -239,7 +232,7 @@ def _kinds(text: Mapping[str, Any], num_layers: int) -> list[str]:
     return [FULL if i < first_window else WINDOW for i in range(num_layers)]
 
 
-def _layer(text: Mapping[str, Any], kind: str, heads: int, width: int, element_bytes: int, dtype: str) -> LayerGroup:
+def _layer(text: Mapping[str, Any], kind: str, heads: int, head_bytes: int, dtype: str) -> LayerGroup:
     if kind == LINEAR:
         return LayerGroup(LINEAR, 1, 0, _count(text, ("linear_num_value_heads",)), None, _state_bytes(text, dtype))
     window = None
@@ -247,7 +240,7 @@ def _layer(text: Mapping[str, Any], kind: str, heads: int, width: int, element_b
         window = _count(text, ("sliding_window",))
     elif kind == CHUNK:
         window = _count(text, ("attention_chunk_size",))
-    return LayerGroup(kind, 1, heads * width * element_bytes, heads, window)
+    return LayerGroup(kind, 1, heads * head_bytes, heads, window)
 
 
 def _state_bytes(text: Mapping[str, Any], dtype: str) -> int:

@@ -2,14 +2,15 @@
 
 Source of the formulas: `kv_geometry` for the layers; vLLM 0.33 (`v1/core/kv_cache_utils.py`) for blocks. A block holds
 `block_size` tokens of one *group* of layers. A model whose layers are all alike is one group, so a request takes
-ceil(tokens / block_size) blocks. Where kinds are mixed, groups are made of equally many layers, all groups draw from one
-pool, and a request takes the sum over the groups; a window layer takes one block more than its window fills, since a
-window rarely begins at a block's edge.
+ceil(tokens / block_size) blocks. Where kinds are mixed, groups are made of equally many layers, all draw from one pool,
+and a request takes the sum over the groups; a window layer takes one block more than its window fills, since a window
+rarely begins at a block's edge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from diagnosis.kv_geometry import FULL, LINEAR, KvGeometry, LayerGroup
 from engine_probe.errors import UsageError
@@ -62,7 +63,7 @@ class Fit:
 
 
 def kv_size(model: KvGeometry, tokens: int, *, requests: int = 1, block_size: int = 16, tp: int = 1) -> KvSize:
-    """Size of `requests` requests of `tokens` tokens. Raises UsageError where a number is below 1 or tp does not divide."""
+    """Size of `requests` requests of `tokens` tokens. Raises UsageError on numbers below 1 and heads tp cannot divide."""
     for name, value in (("--tokens", tokens), ("--requests", requests), ("--block-size", block_size), ("--tp", tp)):
         if value < 1:
             raise UsageError(f"{name} is {value}; expected a whole number above 0")
@@ -108,32 +109,26 @@ def fit_blocks(size: KvSize, num_blocks: int) -> Fit:
 
 def fit_memory(size: KvSize, memory_bytes: float) -> Fit:
     """Requests of this size in `memory_bytes` of one rank: what is left for KV after weights and activations."""
-    if memory_bytes <= 0:
+    if not 0 < memory_bytes < float("inf"):
         raise UsageError(f"--memory-gib is {memory_bytes / GIB:g}; expected a number above 0")
-    state_bytes = size.rank_allocated_bytes - size.blocks * size.rank_block_bytes
-    if state_bytes:
-        return Fit(
-            int(memory_bytes // size.rank_block_bytes),
-            int(memory_bytes // size.rank_allocated_bytes),
-            memory_bytes / size.rank_allocated_bytes,
-        )
-    return (
-        fit_blocks(size, int(memory_bytes // size.rank_block_bytes))
-        if memory_bytes >= size.rank_block_bytes
-        else Fit(0, 0, 0.0)
-    )
+    num_blocks = int(memory_bytes // size.rank_block_bytes) if size.rank_block_bytes else 0
+    has_states = size.rank_allocated_bytes != size.blocks * size.rank_block_bytes
+    if has_states or not num_blocks:
+        # Recurrent states share the memory with the blocks, so the whole of a request is what divides it.
+        concurrency = memory_bytes / size.rank_allocated_bytes
+        return Fit(num_blocks, int(concurrency), concurrency)
+    return fit_blocks(size, num_blocks)
 
 
-def _request_bytes(groups: tuple[LayerGroup, ...] | list[LayerGroup], tokens: int) -> int:
-    return sum(
-        g.num_layers * (g.token_bytes * min(tokens, tokens if g.window is None else g.window) + g.state_bytes)
-        for g in groups
-    )
+def _request_bytes(groups: Sequence[LayerGroup], tokens: int) -> int:
+    total = 0
+    for group in groups:
+        kept = tokens if group.window is None else min(tokens, group.window)
+        total += group.num_layers * (group.token_bytes * kept + group.state_bytes)
+    return total
 
 
 def _on_rank(group: LayerGroup, tp: int) -> LayerGroup:
-    from dataclasses import replace
-
     if group.kv_heads is None or tp == 1:
         return group
     if group.kv_heads % tp and tp % group.kv_heads:

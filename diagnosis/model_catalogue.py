@@ -124,7 +124,7 @@ def find_model(name: str) -> tuple[str, dict[str, Any]]:
     close = difflib.get_close_matches(candidates[-1], [*MODELS, *ALIASES], n=4, cutoff=0.5)
     hint = f"close to it: {', '.join(close)}" if close else f"known are {', '.join(MODELS)}"
     raise UsageError(
-        f"there is no file '{name}', and no model of that name is built in; {hint}. The model's own config.json always works",
+        f"there is no file '{name}' and no built-in model of that name; {hint}. Or give the model's own config.json",
         name=name,
         close=close,
     )
