@@ -63,7 +63,7 @@ class Fit:
 
 
 def kv_size(model: KvGeometry, tokens: int, *, requests: int = 1, block_size: int = 16, tp: int = 1) -> KvSize:
-    """Size of `requests` requests of `tokens` tokens. Raises UsageError on numbers below 1 and heads tp cannot divide."""
+    """Size of `requests` requests of `tokens` tokens. Raises UsageError on numbers below 1 or undividable heads."""
     for name, value in (("--tokens", tokens), ("--requests", requests), ("--block-size", block_size), ("--tp", tp)):
         if value < 1:
             raise UsageError(f"{name} is {value}; expected a whole number above 0")
