@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _U64 = (1 << 64) - 1
 _DAY_NS = 86_400_000_000_000
 MAX_BLOCKS: Final = 1_000_000
+MAX_RANKS: Final = 65_536
 
 STORED_FIELDS: Final = (
     "block_hashes",
@@ -154,7 +155,7 @@ class KvEventDecoder:
         self._salt = salt
         self._max_blocks = max_blocks
         self._streams: dict[tuple[str, int], _Stream] = {}
-        self._columns: dict[str, list[Any]] = {name: [] for name in _BLOCK_COLUMNS}
+        self._rows: list[tuple[Any, ...]] = []  # parallel to _BLOCK_COLUMNS
         self._marks: list[dict[str, Any]] = []
         self.counts = Counts()
 
@@ -187,7 +188,7 @@ class KvEventDecoder:
             self._gap(stream, gap, at_ns)
         stream.last_seq, stream.last_ts = seq, ts
         self.counts.messages += 1
-        before = len(self._columns["at_ns"])
+        before = len(self._rows)
         for name, event in events:
             if name == "BlockStored":
                 self._stored(stream, event, at_ns)
@@ -197,7 +198,7 @@ class KvEventDecoder:
                 self._cleared(stream, at_ns, is_first=seq == 0)
             else:
                 self.counts.unknown_events += 1
-        return Fed(len(self._columns["at_ns"]) - before, gap, restarted)
+        return Fed(len(self._rows) - before, gap, restarted)
 
     def restart(self, worker: str, rank: int, at_ns: int) -> None:
         """Somebody knows that this publisher is a new process: forget its blocks, its sequence begins at 0.
@@ -215,11 +216,12 @@ class KvEventDecoder:
         from engine_probe.schema import arrow_schema, conform, table_from_rows
 
         tables = {}
-        if self._columns["at_ns"]:
+        if self._rows:
             schema = arrow_schema("block")
-            arrays = [pa.array(values, schema.field(name).type) for name, values in self._columns.items()]
-            tables["block"] = conform("block", pa.table(arrays, names=list(self._columns)))
-            self._columns = {name: [] for name in _BLOCK_COLUMNS}
+            columns = zip(_BLOCK_COLUMNS, zip(*self._rows, strict=True), strict=True)
+            arrays = [pa.array(values, schema.field(name).type) for name, values in columns]
+            tables["block"] = conform("block", pa.table(arrays, names=list(_BLOCK_COLUMNS)))
+            self._rows = []
         if self._marks:
             tables["mark"] = table_from_rows("mark", self._marks)
             self._marks = []
@@ -240,7 +242,9 @@ class KvEventDecoder:
         parent_hash = event.get("parent_block_hash")
         parent, is_rooted = self._parent(stream, parent_hash)
         resident = stream.resident
-        is_reuse = parent_hash is None and all(h in resident and tier in resident[h].copies for h in hashes)
+        # An event without parent that lists nothing new: nothing was stored, a prefix was found.
+        is_reuse = bool(hashes) and parent_hash is None
+        is_reuse = is_reuse and all(h in resident and tier in resident[h].copies for h in hashes)
         change = "hit" if is_reuse else "stored" if tier in ("device", None) else "offloaded"
         for index, engine_hash in enumerate(hashes):
             block = resident.get(engine_hash)
@@ -344,20 +348,8 @@ class KvEventDecoder:
         age_s: float | None,
         reason: str | None = None,
     ) -> None:
-        values = (
-            stream.worker,
-            at_ns,
-            change,
-            None if block is None else block.chain,
-            None if block is None else block.parent,
-            None if block is None or not block.num_tokens else block.num_tokens,
-            tier,
-            reason,
-            age_s,
-            reuse_count,
-        )
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        told = (None, None, None) if block is None else (block.chain, block.parent, block.num_tokens or None)
+        self._rows.append((stream.worker, at_ns, change, *told, tier, reason, age_s, reuse_count))
 
     def _mark(self, mark: str, stream: _Stream, at_ns: int, text: str, attrs: dict[str, str]) -> None:
         row = {
@@ -419,7 +411,11 @@ def _batch(payload: bytes) -> tuple[float, int, list[tuple[str, dict[str, Any]]]
         raise UnknownFormat("The KV-event message is not a batch [time, events, data_parallel_rank].")
     ts = batch[0]
     rank = batch[2] if len(batch) > 2 else None
-    if not isinstance(ts, int | float) or isinstance(ts, bool) or not (rank is None or _is_count(rank)):
+    if (
+        not isinstance(ts, int | float)
+        or isinstance(ts, bool)
+        or not (rank is None or (_is_count(rank) and rank < MAX_RANKS))
+    ):
         raise UnknownFormat("The KV-event batch has a time or a data_parallel_rank that is no number.")
     return float(ts), rank or 0, [_event(event) for event in batch[1]]
 

@@ -34,6 +34,7 @@ _LABEL = re.compile(
     r'[ \t]*+(?P<key>[a-zA-Z_][a-zA-Z0-9_.:]*+|"(?:[^"\\]|\\.)*+")'
     r'(?:[ \t]*+=[ \t]*+"(?P<value>(?:[^"\\]|\\.)*+)")?[ \t]*+'
 )
+_JSON = re.compile(r'\[|\{\s*+(?:\}\s*+$|"(?:[^"\\]|\\.)*+"\s*+:)')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 _TYPES = frozenset(
@@ -133,8 +134,8 @@ class PageParser:
             except UnicodeDecodeError as error:
                 line = data[: error.start].count(b"\n") + 1
                 raise UnknownFormat(f"Line {line} is not UTF-8 text; is this a /metrics page?", line=line) from error
-        start = page[:64].lstrip("\ufeff \t\r\n")
-        if start.startswith(("{", "[")):
+        start = page[:4096].lstrip("\ufeff \t\r\n")
+        if _JSON.match(start):
             raise UnknownFormat(
                 "The page is JSON, not Prometheus text. trtllm-serve has its Prometheus page at /prometheus/metrics; "
                 "other engines answer JSON where their metrics are switched off.",
