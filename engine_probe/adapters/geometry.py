@@ -19,13 +19,15 @@ MAX_LINE_CHARS: Final = 65_536
 
 _VERSION = re.compile(r"(?:LLM engine \(v|API server version |\bversion )(\d+\.\d+[\w.+]*)")
 _ARGS = re.compile(r"(?:non-default args: (?P<map>\{.*\})|\bargs: (?P<namespace>Namespace\(.*\)))\s*$")
-_SIZE = re.compile(r"\b(?P<device>[A-Z]+) KV cache size: (?P<tokens>[\d,]+) tokens")
-_CONCURRENCY = re.compile(r"Maximum concurrency for (?P<context>[\d,]+) tokens per request: (?P<times>[\d.]+)x")
-_BLOCKS = re.compile(r"# \w+ blocks: (?P<blocks>[\d,]+)")
-_OVERRIDE = re.compile(r"Overriding num_gpu_blocks=(?P<found>\d+) with num_gpu_blocks_override=(?P<blocks>\d+)")
-_AVAILABLE = re.compile(r"Available KV cache memory: (?P<gib>[\d.]+) GiB")
-_WEIGHTS = re.compile(r"[Mm]odel (?:loading|weights) (?:took|take) (?P<gib>[\d.]+) ?Gi?B")
-_CONTEXT = re.compile(r"Using max model len (?P<context>\d+)")
+_SIZE = re.compile(r"\b(?P<device>[A-Z]+) KV cache size: (?P<tokens>\d[\d,]{0,17}) tokens")
+_CONCURRENCY = re.compile(
+    r"Maximum concurrency for (?P<context>\d[\d,]{0,17}) tokens per request: (?P<times>\d+(?:\.\d+)?)x"
+)
+_BLOCKS = re.compile(r"# \w+ blocks: (?P<blocks>\d[\d,]{0,17})")
+_OVERRIDE = re.compile(r"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override=(?P<blocks>\d{1,18})")
+_AVAILABLE = re.compile(r"Available KV cache memory: (?P<gib>\d{1,9}(?:\.\d+)?) GiB")
+_WEIGHTS = re.compile(r"[Mm]odel (?:loading|weights) (?:took|take) (?P<gib>\d{1,9}(?:\.\d+)?) ?Gi?B")
+_CONTEXT = re.compile(r"Using max model len (?P<context>\d{1,18})")
 _BACKEND = re.compile(r"Using (?P<backend>[\w-]+(?: Attention)?) (?:attention )?backend")
 _CONFIG_PAIR = re.compile(
     r"\b(?P<key>dtype|max_seq_len|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|kv_cache_dtype"
@@ -145,9 +147,9 @@ class StartupLog:
                 self._fact(key, value)
 
     def _fact(self, key: str, value: Any) -> None:
-        if key == "block_size" and type(value) is int and value > 0:
+        if key == "block_size" and type(value) is int and 0 < value < 1 << 31:
             self.facts["block_size"] = value
-        elif key == "max_model_len" and type(value) is int:
+        elif key == "max_model_len" and type(value) is int and 0 < value < 1 << 31:
             self.facts["max_context"] = value
         elif key == "enable_prefix_caching" and isinstance(value, bool):
             self.facts["prefix_caching"] = value
@@ -156,11 +158,12 @@ class StartupLog:
 
     def _config(self, key: str, text: str) -> None:
         text = text.rstrip(",")
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
         facts = self.facts
         sizes = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp"}
-        if key in sizes and text.isdigit():
+        if key in sizes and is_number:
             facts[sizes[key]] = int(text)
-        elif key == "max_seq_len" and text.isdigit():
+        elif key == "max_seq_len" and is_number:
             facts["max_context"] = int(text)
         elif key == "dtype":
             facts["dtype"] = text.removeprefix("torch.")

@@ -81,7 +81,9 @@ def test_aborts_and_errors_are_failures_not_finishes() -> None:
         for reason, count in (("stop", 5), ("length", 7), ("repetition", 1), ("abort", 2), ("error", 3))
     )
     rows = vllm.SampleMapper("w").rows(parse_page(page), 1)
-    finished = {labels["finished_reason"]: value for _, _, name, labels, value in rows if name == "requests_finished_total"}
+    finished = {
+        labels["finished_reason"]: value for _, _, name, labels, value in rows if name == "requests_finished_total"
+    }
     failed = {labels["finished_reason"]: value for _, _, name, labels, value in rows if name == "requests_failed_total"}
     assert finished == {"stop": 5.0, "length": 7.0, "repetition": 1.0}
     assert failed == {"abort": 2.0, "error": 3.0}
@@ -103,7 +105,7 @@ def test_only_local_compute_is_computed_tokens() -> None:
 
 
 def test_time_per_output_token_changed_its_meaning() -> None:
-    """Up to 0.18 `time_per_output_token_seconds` is the gap between outputs; the request's mean has `request_` before it."""
+    """Up to 0.18 the name without `request_` is the gap between outputs; with it, it is the mean of a request."""
     rows = mapped(
         'vllm:time_per_output_token_seconds_sum{engine="0"} 3\n'
         'vllm:request_time_per_output_token_seconds_sum{engine="0"} 2\n'
@@ -155,7 +157,7 @@ def test_each_data_parallel_rank_is_a_worker() -> None:
 
 
 def test_a_router_that_uses_vllm_names_is_not_an_engine() -> None:
-    """production-stack re-exports `vllm:` names by `server`: its belief becomes router_load, never the engine's number."""
+    """production-stack re-exports `vllm:` names by `server`: what it believes is router_load, never the engine's."""
     page = parse_page(
         'vllm:num_requests_running{server="http://a"} 3\nvllm:gpu_prefix_cache_hits_total{server="http://a"} 8\n'
         'vllm:current_qps{server="http://a"} 1\n'
@@ -218,7 +220,9 @@ def test_cache_config_gives_usable_blocks() -> None:
 def test_blocks_of_data_parallel_ranks_are_shared_out() -> None:
     """vLLM shows the sum of all ranks' blocks under each rank: 400 over 2 ranks are 200 each, 199 usable."""
     page = parse_page(
-        "".join(f'vllm:cache_config_info{{engine="{rank}",block_size="16",num_gpu_blocks="400"}} 1\n' for rank in (0, 1))
+        "".join(
+            f'vllm:cache_config_info{{engine="{rank}",block_size="16",num_gpu_blocks="400"}} 1\n' for rank in (0, 1)
+        )
     )
     configs = vllm.cache_config(page)
     assert [vllm.cache_config_facts(labels, len(configs))["num_blocks"] for labels in configs.values()] == [199, 199]
