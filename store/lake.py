@@ -37,7 +37,7 @@ _URL = re.compile(r"ducklake:postgres:(?P<dsn>[^?]*)(?:\?data_path=(?P<data_path
 
 @dataclass(frozen=True, slots=True)
 class LakeUrl:
-    """`ducklake:postgres:DSN[?data_path=FOLDER]`. `data_path` is needed to make a lake; an existing one knows its own."""
+    """`ducklake:postgres:DSN[?data_path=FOLDER]`. `data_path` makes a lake; an existing one knows its own."""
 
     dsn: str
     data_path: str | None
@@ -251,8 +251,8 @@ def _attach(location: LakeUrl, inline_rows: int) -> duckdb.DuckDBPyConnection:
     )
     for name in ("postgres_scanner", "ducklake"):
         connection.execute(f"LOAD {_text(str(extension_path(name)))}")
-    # Another collector's commit takes milliseconds, not DuckLake's default wait of 100. Few retries, as a refusal whose
-    # text quotes data with one of DuckLake's words ("unique" in a source's name) is retried in vain; then it is our turn.
+    # Another collector's commit takes milliseconds, not DuckLake's default wait of 100. Few retries, as a refusal that
+    # quotes data with one of DuckLake's words ("unique" in a source's name) is retried in vain; then it is our turn.
     connection.execute("SET ducklake_retry_wait_ms = 5")
     connection.execute("SET ducklake_max_retry_count = 6")
     options = [f"DATA_INLINING_ROW_LIMIT {int(inline_rows)}"]

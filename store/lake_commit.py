@@ -9,8 +9,8 @@ Invariant: rows are visible if and only if their batch's identity is in `kvscope
 
 DuckLake 1.0 (DuckDB 1.5.5) retries a commit whose error text holds "primary key", "unique", "conflict" or "concurrent".
 The refusal's own text avoids these words, and identities travel in hexadecimal, since the error quotes the statement.
-It quotes the smallest and largest values of columns too, so data may bring such a word in: then DuckLake retries in vain
-a few times before it is our turn; nothing is applied twice. Source: DuckLake `ducklake_transaction.cpp`, RetryOnError.
+It quotes the smallest and largest values of columns too, so data may bring such a word in: DuckLake then retries in
+vain a few times before it is our turn; nothing is applied twice. Source: `ducklake_transaction.cpp`, RetryOnError.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _WORTH_ANOTHER_TRY = re.compile(
 
 
 def install(catalog: psycopg.Connection[Any]) -> None:
-    """Make the table of identities and the trigger in a DuckLake catalog (PostgreSQL 14 or newer); again is harmless."""
+    """Make the table of identities and the trigger in a DuckLake catalog (PostgreSQL 14 or newer); again: no harm."""
     with catalog.transaction():
         catalog.execute(INSTALL)
 
