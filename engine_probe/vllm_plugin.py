@@ -33,6 +33,7 @@ from engine_probe.adapters.vllm import worker_name
 from engine_probe.attach.names import folder_name, source_name, spool_folder
 from engine_probe.errors import ProbeError
 from engine_probe.vllm_stats import (
+    FirstTokens,
     Geometry,
     StepRows,
     cache_was_reset,
@@ -163,6 +164,7 @@ class EngineTap:
         self._clock = clock
         self._publish = publish
         self._errors: Counter[str] = Counter()
+        self._first_tokens = FirstTokens()
         self._set_geometry(Geometry())
 
     @property
@@ -176,7 +178,8 @@ class EngineTap:
             stamp = read(iteration_stats, "iteration_timestamp")
             at_ns = round(stamp * 1e9) if isinstance(stamp, float) and stamp > 0 else self._clock()
             if iteration_stats is not None:
-                for row in request_rows(iteration_stats, self._worker, self._geometry, at_ns):
+                self._first_tokens.note(iteration_stats)
+                for row in request_rows(iteration_stats, self._worker, self._geometry, at_ns, self._first_tokens):
                     self._outbox.put("request", row)
             if scheduler_stats is not None:
                 self._outbox.put("step", self._steps.row(scheduler_stats, iteration_stats, at_ns))

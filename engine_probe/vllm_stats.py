@@ -3,16 +3,16 @@
 vLLM declares `SchedulerStats` and `IterationStats` unstable, so every attribute is read defensively: what this release
 does not have is null, never zero. Nothing here imports vLLM or torch; everything is a function of the objects given.
 
-Invariant: at the front end's clock, arrival + frontend_s + queue_s + prefill_s = first token, and + decode_s = end,
-exactly. vLLM stamps arrival and end on the front end's wall clock and the three phases on the engine core's monotonic
-clock; only differences of the latter are used, so both hops between the two processes lie in `frontend_s`, and the
-first-token instant is right to within the difference of two hops. Stalls after a preemption lie inside vLLM's prefill
-or decode time: it does not tell them apart. Source: vLLM 0.32.0 `v1/metrics/stats.py`, `v1/core/sched/scheduler.py`;
-reference 4.6 for the other releases.
+Invariant: at the front end's clock, arrival + frontend_s + queue_s + prefill_s = first token, exactly. vLLM stamps
+arrival and end on the front end's wall clock and the three phases on the engine core's monotonic clock; only
+differences of the latter are used, so both hops between the two processes lie in `frontend_s`. Stalls after preemption
+lie inside vLLM's prefill or decode time: it does not tell them apart. Source: vLLM 0.32.0 `v1/metrics/stats.py`,
+`v1/core/sched/scheduler.py`; reference 4.6 for the other releases.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +27,7 @@ STATES: Final = {
     "abort": "aborted",
     "error": "failed",
 }
+MAX_OPEN: Final = 65_536
 _REASONS_BY_NUMBER: Final = ("stop", "length", "abort", "error", "repetition")
 SHOWN_FLAGS: Final[dict[str, tuple[str, ...]]] = {
     "scheduler_config": (
@@ -193,18 +194,60 @@ class StepRows:
         return max(queries - hits - external, 0)
 
 
-def request_rows(iteration_stats: Any, worker: str, geometry: Geometry, at_ns: int) -> list[dict[str, Any]]:
+class FirstTokens:
+    """When each open request's first token reached the front end.
+
+    vLLM lists the times to first token of an iteration without names, but the iteration's stamp minus such a time is
+    the request's arrival, and so is its end minus its latency: doubles of one binade, so both are exact and the same
+    number is the key. Requests that share an arrival (n > 1) and not the first token's iteration are not told apart.
+    """
+
+    def __init__(self, max_open: int = MAX_OPEN) -> None:
+        self._max_open = max_open
+        self._stamps: OrderedDict[float, float | None] = OrderedDict()
+
+    def note(self, iteration_stats: Any) -> None:
+        """Take in the first tokens of one iteration; to be called before its finished requests are looked at."""
+        stamp = read(iteration_stats, "iteration_timestamp")
+        if not isinstance(stamp, float):
+            return
+        for ttft in read(iteration_stats, "time_to_first_tokens_iter") or ():
+            arrival = stamp - ttft
+            known = self._stamps.get(arrival, stamp)
+            self._stamps[arrival] = stamp if known == stamp else None
+        while len(self._stamps) > self._max_open:
+            self._stamps.popitem(last=False)
+
+    def of(self, arrival_s: float) -> float | None:
+        """Wall-clock second of the first token of the request that arrived at `arrival_s`; None where unknown."""
+        return self._stamps.get(arrival_s)
+
+
+def request_rows(
+    iteration_stats: Any, worker: str, geometry: Geometry, at_ns: int, first_tokens: FirstTokens | None = None
+) -> list[dict[str, Any]]:
     """One `request` row for each request that finished in this iteration (see the module's invariant).
 
-    A client that goes away is not among them: vLLM drops such a request without statistics.
+    A client that goes away is not among them: vLLM drops such a request without statistics. Without `first_tokens` the
+    first token is the end minus the decode time: right to within the difference of two hops from core to front end.
     """
     stamp = read(iteration_stats, "iteration_timestamp")
-    end_ns = round(stamp * 1e9) if isinstance(stamp, (int, float)) and stamp > 0 else at_ns
-    finished = read(iteration_stats, "finished_requests") or ()
-    return [row for row in (_request_row(one, worker, geometry, end_ns) for one in finished) if row is not None]
+    end_s = float(stamp) if isinstance(stamp, (int, float)) and stamp > 0 else None
+    rows = []
+    for one in read(iteration_stats, "finished_requests") or ():
+        e2e, first_ns = seconds(read(one, "e2e_latency")), None
+        if first_tokens is not None and end_s is not None and e2e is not None:
+            first_s = first_tokens.of(end_s - e2e)
+            first_ns = None if first_s is None else round(first_s * 1e9)
+        row = _request_row(one, worker, geometry, at_ns if end_s is None else round(end_s * 1e9), first_ns)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
-def _request_row(finished: Any, worker: str, geometry: Geometry, end_ns: int) -> dict[str, Any] | None:
+def _request_row(
+    finished: Any, worker: str, geometry: Geometry, end_ns: int, first_ns: int | None
+) -> dict[str, Any] | None:
     reason = _reason(read(finished, "finish_reason"))
     prompt, cached = whole(read(finished, "num_prompt_tokens")), whole(read(finished, "num_cached_tokens"))
     output = whole(read(finished, "num_generation_tokens"))
@@ -242,12 +285,13 @@ def _request_row(finished: Any, worker: str, geometry: Geometry, end_ns: int) ->
     if engine_id is not None:
         row["labels"] = {"engine_request_id": engine_id}
     if output and decode is not None:
-        decode_ns = round(decode * 1e9)
-        row |= {"decode_s": decode, "first_token_ns": end_ns - decode_ns, "last_token_ns": end_ns}
+        if first_ns is None:
+            first_ns = end_ns - round(decode * 1e9)
+        row |= {"decode_s": decode, "first_token_ns": first_ns, "last_token_ns": end_ns}
         if prefill is not None:
-            row |= {"prefill_s": prefill, "first_scheduled_ns": end_ns - decode_ns - round(prefill * 1e9)}
+            row |= {"prefill_s": prefill, "first_scheduled_ns": first_ns - round(prefill * 1e9)}
             if queue is not None:
-                front = e2e - queue - prefill - decode
+                front = (first_ns - arrival_ns) / 1e9 - queue - prefill
                 # Below zero only by the difference of two clocks: then it is noise, not a phase.
                 row["frontend_s"] = front if front >= 0 else None
     return row

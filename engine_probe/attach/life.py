@@ -39,6 +39,8 @@ class Lives:
         self._seen_ns: int | None = None
         self._down_ns: int | None = None
         self._timeouts = 0
+        self.plugin_delay_s: float | None = None
+        """How long a probe inside the engine may hold rows before it sends them; None: there is none."""
         self.restarts = 0
         self.unseen: list[Unseen] = []
 
@@ -84,7 +86,7 @@ class Lives:
             self.unseen.append(Unseen(before, end_ns, why))
             if down_ns is None:
                 rows.append(self._mark("worker_down", before, f"The engine restarted between two scrapes ({why}).", {}))
-            rows.append(self._lost(before, end_ns, why))
+            rows += self._lost(before, end_ns, why)
             rows.append(self._up(at_ns, down_ns, start_s, "The engine restarted: its counters count from 0 again."))
         elif down_ns is not None:
             rows.append(self._up(at_ns, down_ns, start_s, "The engine answers again; it did not restart."))
@@ -112,7 +114,7 @@ class Lives:
         if self._seen_ns is None or self._down_ns is None:
             return []
         self.unseen.append(Unseen(self._seen_ns, self._down_ns, "the engine ended"))
-        return [self._lost(self._seen_ns, self._down_ns, "the engine ended")]
+        return self._lost(self._seen_ns, self._down_ns, "the engine ended")
 
     def _restarted(self, counters: Mapping[str, float], start_s: float | None) -> str | None:
         if start_s is not None and self._start_s is not None and abs(start_s - self._start_s) > START_TOLERANCE_S:
@@ -132,12 +134,18 @@ class Lives:
             attrs["process_start_ns"] = str(round(start_s * 1e9))
         return self._mark("worker_up", at_ns, text, attrs)
 
-    def _lost(self, first_ns: int, last_ns: int, why: str) -> dict[str, Any]:
+    def _lost(self, first_ns: int, last_ns: int, why: str) -> Rows:
         seconds = max(last_ns - first_ns, 0) / 1e9
         text = f"Counters of the engine's last {seconds:.1f} s (at most) before it ended were not seen ({why})."
         attrs = {"source": "metrics", "first_ns": str(first_ns), "last_ns": str(last_ns)}
         attrs |= {f"last_{name}": f"{value:.0f}" for name, value in sorted(self._present.items())}
-        return self._mark("gap", last_ns, text, attrs)
+        rows = [self._mark("gap", last_ns, text, attrs)]
+        if self.plugin_delay_s is not None:
+            text = "Steps and requests that the plugin had not sent when the engine ended were lost with it."
+            held_ns = first_ns - round(self.plugin_delay_s * 1e9)
+            attrs = {"source": "plugin", "first_ns": str(held_ns), "last_ns": str(last_ns)}
+            rows.append(self._mark("gap", last_ns, text, attrs))
+        return rows
 
     def _mark(self, mark: str, at_ns: int, text: str, attrs: dict[str, str]) -> dict[str, Any]:
         row: dict[str, Any] = {

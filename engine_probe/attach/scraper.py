@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 COUNTERS: Final = frozenset(name for name in CANONICAL_SAMPLES if name.endswith("_total"))
 PROCESS_START: Final = "process_start_time_seconds"
+PLUGIN_DELAY_S: Final = 1.0  # the plugin's flush interval, and time for the write
 PLUGIN_INFO: Final = "kvscope_plugin_info"
 _PROCESS_START_LINE = re.compile(rb"^process_start_time_seconds (\S+)$", re.MULTILINE)
 
@@ -134,6 +135,7 @@ class Scraper:
             elif name == PROCESS_START:
                 start_s = value
         restarts, was_up = self.lives.restarts, self.lives.is_up
+        self.lives.plugin_delay_s = PLUGIN_DELAY_S if self.discovery.plugin_worker is not None else None
         marks = self.lives.seen(counters, start_s, at_ns)
         if self.lives.restarts != restarts or (not was_up and self.scrapes > 1):
             self._discover(page)

@@ -15,6 +15,7 @@ from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.attach import kv_reader
 from engine_probe.attach.kv_link import KvEndpoint
 from engine_probe.attach.kv_reader import KvReader
+from tests.servers import free_port
 
 T0 = 1_700_000_000.0
 SALT = b"s"
@@ -249,6 +250,25 @@ def test_a_hole_in_one_life_is_only_a_hole(engine: Engine, follow: Follow) -> No
     until(lambda: len(rows.blocks) == 2)
     assert rows.gaps() == [("1", "6")]
     assert [row["change"] for row in rows.blocks] == ["stored", "stored"]
+
+
+def test_an_engine_that_connects_finds_us_again_after_its_restart(follow: Follow) -> None:
+    """The endpoint is an address, so the engine connects and we bind: two publishers after each other, one socket."""
+    context: zmq.Context[Any] = zmq.Context()
+    port = free_port()
+    _, rows = follow(KvEndpoint(f"tcp://127.0.0.1:{port}", bind=True))
+    for life in (T0, T0 + 100):
+        publisher: zmq.Socket[Any] = context.socket(zmq.XPUB)
+        publisher.connect(f"tcp://127.0.0.1:{port}")
+        assert publisher.poll(5000)
+        publisher.recv()
+        before = len(rows.blocks)
+        for seq in range(2):
+            publisher.send_multipart(message(seq, life=life))
+        until(lambda: len(rows.blocks) >= before + 2)  # noqa: B023
+        publisher.close(linger=0)
+    context.term()
+    assert [row["change"] for row in rows.blocks] == ["stored", "stored", "cleared", "stored", "stored"]
 
 
 def test_rubbish_is_counted_and_the_stream_goes_on(engine: Engine, follow: Follow) -> None:

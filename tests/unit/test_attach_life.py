@@ -43,6 +43,21 @@ def test_a_killed_engine_is_down_then_up_and_its_last_second_is_said() -> None:
     assert lives.gains == {"a_total": 3.0, "b_total": 70.0}
 
 
+def test_rows_that_die_with_the_plugin_are_said_too() -> None:
+    """A probe inside the engine holds rows for a moment: they are gone, from a moment before the last scrape on."""
+    lives = Lives("w")
+    lives.plugin_delay_s = 1.0
+    lives.seen({"a_total": 5.0}, 100.0, 200 * S)
+    lives.failed("refused", 201 * S)
+    rows = lives.seen({"a_total": 0.0}, 230.0, 260 * S)
+    assert [(row["mark"], row["attrs"].get("source")) for row in rows] == [
+        ("gap", "metrics"),
+        ("gap", "plugin"),
+        ("worker_up", None),
+    ]
+    assert (rows[1]["attrs"]["first_ns"], rows[1]["attrs"]["last_ns"]) == (str(199 * S), str(201 * S))
+
+
 def test_a_restart_between_two_scrapes_is_both_down_and_up() -> None:
     """No scrape failed, yet the process is another one."""
     lives = Lives("w")

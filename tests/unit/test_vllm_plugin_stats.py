@@ -7,8 +7,10 @@ from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine_probe.vllm_stats import Geometry, StepRows, geometry_of, read, request_rows, whole, worker_row
+from engine_probe.vllm_stats import FirstTokens, Geometry, StepRows, geometry_of, read, request_rows, whole, worker_row
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -159,6 +161,47 @@ def test_a_wall_clock_set_back_keeps_the_core_clocks_phases() -> None:
     assert row["arrival_ns"] == T0 + 10 * S - 1_750_000_000
     assert row["frontend_s"] == 0.0
     assert request_rows(iteration(Fake(e2e_latency=-3.0)), "w", KNOWN, 0) == []
+
+
+def test_the_first_token_is_when_the_front_end_saw_it() -> None:
+    """Found by its arrival (stamp minus time to first token): 8 s + 0.9 s, and not end - decode = 9 s."""
+    first_tokens = FirstTokens()
+    end_s, arrival_s = 1_700_000_010.0, 1_700_000_008.0
+    other_s = arrival_s + 1e-6
+    first_tokens.note(
+        Fake(iteration_timestamp=arrival_s + 0.9, time_to_first_tokens_iter=[0.9, arrival_s + 0.9 - other_s])
+    )
+    (row,) = request_rows(iteration(finished(), stamp=end_s), "w", KNOWN, 0, first_tokens)
+    assert row["first_token_ns"] == round((arrival_s + 0.9) * 1e9)
+    assert row["first_scheduled_ns"] == row["first_token_ns"] - 250_000_000
+    # 0.9 - 0.5 queue - 0.25 prefill, to the resolution of a double at this time (0.24 us).
+    assert row["frontend_s"] == pytest.approx(0.15, abs=1e-6)
+
+
+@given(
+    arrival=st.floats(1.7e9, 2.1e9),
+    ttft=st.floats(0, 1e5),
+    rest=st.floats(0, 1e5),
+)
+def test_arrival_is_the_same_number_from_both_ends(arrival: float, ttft: float, rest: float) -> None:
+    """Differences of two wall-clock doubles are exact, so the key is found whatever the times."""
+    first_s = arrival + ttft
+    end_s = first_s + rest
+    first_tokens = FirstTokens()
+    first_tokens.note(Fake(iteration_timestamp=first_s, time_to_first_tokens_iter=[first_s - arrival]))
+    assert first_tokens.of(end_s - (end_s - arrival)) == first_s
+
+
+def test_requests_of_one_arrival_are_not_confused() -> None:
+    """n = 2 shares an arrival: one iteration is unambiguous, two are unknown, and memory is bounded."""
+    first_tokens = FirstTokens(max_open=2)
+    first_tokens.note(Fake(iteration_timestamp=101.0, time_to_first_tokens_iter=[1.0, 1.0]))
+    assert first_tokens.of(100.0) == 101.0
+    first_tokens.note(Fake(iteration_timestamp=102.0, time_to_first_tokens_iter=[2.0]))
+    assert first_tokens.of(100.0) is None
+    first_tokens.note(Fake(iteration_timestamp=202.0, time_to_first_tokens_iter=[1.0, 2.0]))
+    assert first_tokens.of(100.0) is None
+    assert (first_tokens.of(201.0), first_tokens.of(200.0)) == (202.0, 202.0)
 
 
 def test_latency_shorter_than_its_phases_gives_no_negative_phase() -> None:
