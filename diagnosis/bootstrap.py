@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.quantiles import F64, Counts, allowed_above, rank_order
+from diagnosis.quantiles import F64, Index, allowed_above, rank_order
 from engine_probe.errors import DiagnosisError
 
 MIN_BLOCKS = 20  # fewer blocks than this and their spread says nothing about the spread of the whole
@@ -111,18 +111,73 @@ def block_counts(n: int, block: int, replicates: int, seed: int) -> npt.NDArray[
 
 def iter_block_counts(n: int, block: int, replicates: int, seed: int) -> Iterator[npt.NDArray[np.uint16]]:
     """The rows of `block_counts` in chunks of bounded memory."""
+    for runs in iter_runs(n, block, replicates, seed):
+        yield runs.counts()
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The drawn blocks of some replicates: runs of consecutive requests among n, the last followed by the first.
+
+    starts [rows, blocks]; lengths [blocks], equal but for the last, cut so that a row draws exactly n requests.
+    """
+
+    n: int
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def counts(self) -> npt.NDArray[np.uint16]:
+        """How often each request is drawn, [rows, n]."""
+        rows = self.starts.shape[0]
+        offset = self.n * np.arange(rows)[:, None]
+        covered: npt.NDArray[np.int64] = np.bincount((self.starts + offset).ravel(), minlength=rows * self.n)
+        covered = covered.reshape(rows, self.n)
+        if self.lengths[0] > 1:
+            ends = self.starts + self.lengths
+            past = (ends % self.n + offset).ravel()
+            covered -= np.bincount(past, minlength=rows * self.n).reshape(rows, self.n)
+            covered[:, 0] += np.count_nonzero(ends >= self.n, axis=1)  # these runs go on at position 0
+            np.cumsum(covered, axis=1, out=covered)
+        return covered.astype(np.uint16)
+
+    def counts_at(self, positions: Index) -> npt.NDArray[np.int64]:
+        """`counts` of some positions [m] only, [rows, m]: cheaper where n is large and m is not."""
+        last = (positions - self.starts[:, -1:]) % self.n < self.lengths[-1]
+        out: npt.NDArray[np.int64] = last.astype(np.int64)
+        if self.starts.shape[1] == 1:
+            return out
+        starts = np.sort(self.starts[:, :-1], axis=1)
+        before = positions - int(self.lengths[0])  # a run covers p when it starts in (p - length, p], on the circle
+        wraps = before < 0
+        before = np.where(wraps, before + self.n, before)
+        for row, begun in zip(out, starts, strict=True):
+            row += np.searchsorted(begun, positions, side="right") - np.searchsorted(begun, before, side="right")
+            row += wraps * begun.size
+        return out
+
+    def sums(self, through: F64) -> F64:
+        """Sum of the drawn values in each replicate, [rows]; `through` comes from `twice_through`."""
+        return np.asarray((through[self.starts + self.lengths] - through[self.starts]).sum(axis=1))
+
+
+def twice_through(values: F64) -> F64:
+    """Cumulative sums of values [n] gone through twice, [2 n + 1]: any circular run's sum is one difference."""
+    return np.concatenate([[0.0], np.cumsum(np.concatenate([values, values]))])
+
+
+def iter_runs(n: int, block: int, replicates: int, seed: int) -> Iterator[Runs]:
+    """Circular block bootstrap as runs, in chunks of bounded memory. Raises DiagnosisError for sizes below 1."""
     if n < 1 or block < 1 or replicates < 0:
         raise DiagnosisError(f"a bootstrap of {n} requests in blocks of {block}, {replicates} times, makes no sense")
     block = min(block, n)
     rng = np.random.default_rng(seed)
     num_blocks = -(-n // block)
-    lengths = np.full(num_blocks, block)
-    lengths[-1] = n - (num_blocks - 1) * block  # the last is cut, so that exactly n requests are drawn
+    lengths = np.full(num_blocks, block, dtype=np.int64)
+    lengths[-1] = n - (num_blocks - 1) * block
     rows_at_once = max(1, CHUNK_ELEMENTS // n)
     for first in range(0, replicates, rows_at_once):
         rows = min(rows_at_once, replicates - first)
-        starts = rng.integers(0, n, size=(rows, num_blocks))
-        yield _cover(starts, lengths, n)
+        yield Runs(n, rng.integers(0, n, size=(rows, num_blocks)), lengths)
 
 
 def few_blocks(draws: F64, num_blocks: float) -> F64:
@@ -155,19 +210,6 @@ def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int
     drawn = rng.integers(0, names.size, size=(replicates, names.size)) + names.size * np.arange(replicates)[:, None]
     per_repeat = np.bincount(drawn.ravel(), minlength=replicates * names.size).reshape(replicates, names.size)
     return per_repeat[:, member].astype(np.uint16)
-
-
-def _cover(starts: Counts, lengths: Counts, n: int) -> npt.NDArray[np.uint16]:
-    """How many of the circular runs [start, start + length) cover each of n positions, for each row of starts."""
-    rows = starts.shape[0]
-    offset = n * np.arange(rows)[:, None]
-    covered = np.bincount((starts + offset).ravel(), minlength=rows * n).reshape(rows, n)
-    if lengths[0] > 1:
-        ends = starts + lengths
-        covered -= np.bincount((ends % n + offset).ravel(), minlength=rows * n).reshape(rows, n)
-        covered[:, 0] += np.count_nonzero(ends >= n, axis=1)  # these runs go on at position 0
-        np.cumsum(covered, axis=1, out=covered)
-    return covered.astype(np.uint16)
 
 
 def _block_length(rho: F64, lag: int, n: int) -> int:

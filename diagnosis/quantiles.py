@@ -2,23 +2,24 @@
 
 Idea: the nearest rank is the ceil(q*n)-th smallest value, worked in exact arithmetic from a decimal string (a float
 0.07 times 100 rounds up to 8). Seen from the top it says: at most n - ceil(q*n) values may lie above it. The weighted
-form says the same with mass: the smallest value whose cumulative weight reaches q of the total.
+form says the same with mass: the smallest value whose cumulative weight reaches q of the total. The rank itself is the
+store's (`store.percentile`), so that every surface means the same request.
 
 Invariant: integer weights give exactly what repeating the values gives, and equal weights give exactly the unweighted
 rule, whatever their float value. Weights are never negative; a weight of zero means "not there".
-Source: one rank rule for the whole project (docs/method.md); Kish, Survey Sampling (1965), for the effective size.
+Source: docs/method.md; Kish, Survey Sampling (1965), for the effective size.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_probe.errors import DiagnosisError, UsageError
+from engine_probe.errors import DiagnosisError
+from store import percentile
 
 F64: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[Any]  # whole numbers (how often a request was drawn), or those times weights
@@ -27,16 +28,7 @@ Index: TypeAlias = npt.NDArray[np.intp]
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@lru_cache(maxsize=256)
-def parse_quantile(q: str) -> Fraction:
-    """The exact value of a quantile written as a decimal, such as "0.99"; raises UsageError outside (0, 1]."""
-    try:
-        value = Fraction(q.strip())
-    except (ValueError, ZeroDivisionError, AttributeError) as error:
-        raise UsageError(f"quantile {q!r} is not a decimal number; write it like 0.99", quantile=q) from error
-    if not 0 < value <= 1:
-        raise UsageError(f"quantile {q!r} lies outside (0, 1]; write it like 0.99", quantile=q)
-    return value
+parse_quantile = lru_cache(maxsize=256)(percentile.parse_quantile)  # asked for in every replicate
 
 
 def nearest_rank(values: F64, q: str, weights: F64 | None = None) -> float:
@@ -92,8 +84,7 @@ def kish(weights: F64) -> float:
 
 def allowed_above(n: int, q: str) -> int:
     """How many of n values may lie above the nearest rank: n - ceil(q*n)."""
-    exact = parse_quantile(q) * n
-    return n + (-exact.numerator // exact.denominator)
+    return n - percentile.rank_index(n, q) if n > 0 else 0
 
 
 def tail_index(mass: Counts, q: str) -> int:

@@ -24,12 +24,12 @@ from diagnosis.bootstrap import (
     exceedances,
     few_blocks,
     high_values,
-    iter_block_counts,
+    iter_runs,
     repeat_counts,
+    twice_through,
 )
 from diagnosis.quantiles import (
     F64,
-    Counts,
     Index,
     allowed_above,
     check_values,
@@ -38,13 +38,13 @@ from diagnosis.quantiles import (
     nearest_rank,
     parse_quantile,
     tail_indices,
-    tail_limit,
 )
 from engine_probe.errors import BadWindow
 
 MIN_EPISODES = 10
 MIN_FOR_MEAN = 20
 MIN_REPLICATES = 100
+SPARSE = 20  # counting only the largest requests is worth it when they are fewer than one in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,27 +333,37 @@ class _Window:
     def replicate(self, q: str, replicates: int, seed: int) -> tuple[F64, F64]:
         """Quantile and mean of each replicate, [replicates] each."""
         order = descending_order(self.values)
-        chunks = (
-            iter_block_counts(self.values.size, self.correlation.block, replicates, seed)
-            if self.repeats is None
-            else iter([repeat_counts(self.repeats, replicates, seed)])
-        )
-        results = [self._of_counts(counts, order, q) for counts in chunks if counts.size]
-        if not results:
-            return np.empty(0), np.empty(0)
-        return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
-
-    def _of_counts(self, counts: Counts, order: Index, q: str) -> tuple[F64, F64]:
-        mass = counts if self.weights is None else counts * self.weights
-        total = mass.sum(axis=1, dtype=np.int64 if self.weights is None else np.float64)
-        mean = (mass * self.values).sum(axis=1) / total
+        quantiles, means = [np.empty(0)], [np.empty(0)]
+        weights = np.ones(order.size) if self.weights is None else self.weights
+        if self.repeats is not None:
+            mass = repeat_counts(self.repeats, replicates, seed) * weights
+            return self._quantiles(mass[:, order], order, q), (mass * self.values).sum(axis=1) / mass.sum(axis=1)
+        mass_through, value_through = twice_through(weights), twice_through(weights * self.values)
         # Only the largest are needed; twice the tail and some spare nearly always suffices, else all are looked at.
-        share = float(np.max(tail_limit(total, q, order.size) / total))
-        top = min(order.size, int(2 * share * order.size) + 200)
-        index = tail_indices(mass[:, order[:top]], q, total)
-        if (index >= top).any():
-            index = tail_indices(mass[:, order], q, total)
-        return self.values[order[index]], mean
+        top = order[: 2 * allowed_above(order.size, q) + 200]
+        for runs in iter_runs(order.size, self.correlation.block, replicates, seed):
+            total = runs.sums(mass_through)
+            counts = runs.counts_at(top) if top.size * SPARSE < order.size else runs.counts()[:, top]
+            means.append(runs.sums(value_through) / total)
+            quantiles.append(
+                self._quantiles(counts * weights[top], order, q, total)
+                if top.size < order.size
+                else self._quantiles(counts * weights[top], order, q)
+            )
+            if np.isnan(quantiles[-1]).any():
+                quantiles[-1] = self._quantiles((runs.counts() * weights)[:, order], order, q)
+        return np.concatenate(quantiles), np.concatenate(means)
+
+    def _quantiles(self, mass: F64, order: Index, q: str, total: F64 | None = None) -> F64:
+        """Quantile of each row of masses [rows, m] of the m largest values; NaN where the tail reaches beyond them."""
+        whole = self.weights is None
+        index = tail_indices(
+            mass.astype(np.int64) if whole else mass,
+            q,
+            None if total is None else total.astype(np.int64) if whole else total,
+        )
+        found = self.values[order[np.minimum(index, order.size - 1)]]
+        return np.where(index < mass.shape[1], found, np.nan)
 
 
 def _clusters(at: Index, lag: int) -> int:
