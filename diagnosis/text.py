@@ -33,6 +33,11 @@ def render(verdict: Mapping[str, Any], *, sql: bool = True) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def summary(verdict: Mapping[str, Any]) -> str:
+    """The short form: the sentence, and where the change comes from."""
+    return _wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}") + "\n\n" + _attribution(verdict)
+
+
 def _about(verdict: Mapping[str, Any]) -> str:
     lines = []
     for side in ("baseline", "suspect"):
