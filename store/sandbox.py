@@ -74,6 +74,12 @@ class SqlResult:
     elapsed_s: float
     walls: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """For `msgspec.json`: columns, rows as lists (see `sql_json`), truncated."""
+        from store.sql_json import json_rows
+
+        return {"columns": self.columns, "rows": json_rows(self.table), "truncated": self.truncated}
+
 
 @dataclass(frozen=True, slots=True)
 class SqlData:
@@ -81,10 +87,11 @@ class SqlData:
 
     parquet_dir         folder that holds every one of `files`; only reading below it is possible
     files               kind -> sealed Parquet files; None: every `kind=*/**/*.parquet` below `parquet_dir`
-    hot                 kind -> rows that are in no file; looked up only for the kinds that the statement names
+    hot                 kind -> rows that are in no file; looked up only for the kinds that the statement names, and
+                        only for the columns that it names where there is a method `select(kind, columns)`
     database            DuckDB file that the child attaches read-only (direct mode: no process has it open for writing)
     sealed_through_ns   with `database`: kind -> rows received up to this instant are in `files` and left out there
-    views               (name, SELECT text) of the store's own views over the kinds, in order of need
+    views               (name, SELECT text[, what a row is]) of the store's own views over the kinds, in order of need
     """
 
     parquet_dir: Path | None = None
@@ -92,7 +99,7 @@ class SqlData:
     hot: Mapping[str, pa.Table] = field(default_factory=dict)
     database: Path | None = None
     sealed_through_ns: Mapping[str, int] = field(default_factory=dict)
-    views: Sequence[tuple[str, str]] = ()
+    views: Sequence[tuple[str, ...]] = ()
 
 
 class SqlRunner:
@@ -318,7 +325,7 @@ class _Conversation:
             "files": _files(parquet_dir, data.files),
             "database": str(database) if database else None,
             "sealed_through_ns": dict(data.sealed_through_ns),
-            "views": [list(view) for view in data.views],
+            "views": [[*view, ""][:3] for view in data.views],
         }
 
     def _expect(self, kind: bytes, limit: int) -> memoryview:
@@ -421,8 +428,11 @@ def _files(parquet_dir: Path | None, files: Mapping[str, Sequence[Path]] | None)
 
 
 @contextlib.contextmanager
-def _shared(hot: Mapping[str, pa.Table], kinds: Sequence[str]) -> Any:
-    """Hot rows of `kinds` as Arrow IPC in memory that the child can map: (kind -> (offset, size), descriptors)."""
+def _shared(hot: Mapping[str, pa.Table], kinds: Mapping[str, Sequence[str] | None]) -> Any:
+    """Hot rows of `kinds` as Arrow IPC in memory that the child can map: (kind -> (offset, size), descriptors).
+
+    kinds   kind -> the columns that are needed, None for all
+    """
     import pyarrow as pa
 
     layout: dict[str, tuple[int, int]] = {}
@@ -435,11 +445,20 @@ def _shared(hot: Mapping[str, pa.Table], kinds: Sequence[str]) -> Any:
             start = file.seek(0, os.SEEK_END)
             start += -start % 64  # Arrow's alignment holds only where the stream starts aligned
             file.seek(start)
-            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), hot[kind].schema) as writer:
-                writer.write_table(hot[kind])
+            table = _select(hot, kind, kinds[kind])
+            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), table.schema) as writer:
+                writer.write_table(table)
             layout[kind] = (start, file.tell() - start)
         file.flush()
         yield layout, [file.fileno()]
+
+
+def _select(hot: Mapping[str, pa.Table], kind: str, columns: Sequence[str] | None) -> pa.Table:
+    select = getattr(hot, "select", None)
+    if select is not None:
+        return select(kind, columns)
+    table = hot[kind]
+    return table if columns is None else table.select([name for name in columns if name in table.column_names])
 
 
 def _memory_file() -> Any:

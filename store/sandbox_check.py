@@ -81,11 +81,28 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Reads:
+    """What a SELECT reads, in lower case: names of tables, and names that may be their columns (None: all columns).
+
+    catalog   it asks which tables and columns there are, so all of them must be there
+    """
+
+    tables: frozenset[str]
+    columns: frozenset[str] | None
+    catalog: bool = False
+
+    def __or__(self, other: Reads) -> Reads:
+        every = self.columns is None or other.columns is None
+        columns = None if every else (self.columns or frozenset()) | (other.columns or frozenset())
+        return Reads(self.tables | other.tables, columns, self.catalog or other.catalog)
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
-    """A text that may run: `tables` are the names it reads from, in lower case."""
+    """A text that may run, and what it reads."""
 
     sql: str
-    tables: frozenset[str]
+    reads: Reads
     explain: bool
 
 
@@ -103,15 +120,15 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> Checked:
         raise Refused("There is no statement in the text. Write one, for example: SELECT count(*) FROM request")
     if len(statements) > 1:
         raise Refused(f"The text has {len(statements)} statements; one at a time. Send them one after another.")
-    tables = frozenset(_walk(statements[0]))
+    _refuse_what_reaches_out(statements[0])
     if _is_show_tables(statements[0]):
         body = SHOW_TABLES
-    return Checked(body if explained is None else f"EXPLAIN {body}", tables, explain=explained is not None)
+    return Checked(body if explained is None else f"EXPLAIN {body}", _reads(statements[0]), explained is not None)
 
 
-def tables_of(connection: duckdb.DuckDBPyConnection, sql: str) -> frozenset[str]:
-    """Names that one of our own SELECT texts (a view) reads from, in lower case."""
-    return frozenset(_base_tables(_parse(connection, sql)))
+def reads_of(connection: duckdb.DuckDBPyConnection, sql: str) -> Reads:
+    """What one of our own SELECT texts (a view) reads."""
+    return _reads(_parse(connection, sql))
 
 
 def _explained(sql: str) -> str | None:
@@ -182,14 +199,8 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             stack.extend(node)
 
 
-def _base_tables(tree: Any) -> Iterator[str]:
-    for node in _nodes(tree):
-        if node.get("type") == "BASE_TABLE":
-            yield str(node["table_name"]).lower()
-
-
-def _walk(tree: Any) -> Iterator[str]:
-    """Names of the tables read. Raises Refused at a function or a table that is not allowed."""
+def _refuse_what_reaches_out(tree: Any) -> None:
+    """Raises Refused at a function or a table that is not allowed."""
     for node in _nodes(tree):
         if node.get("type") == "TABLE_FUNCTION":
             name = str((node.get("function") or {}).get("function_name", "")).lower()
@@ -200,11 +211,44 @@ def _walk(tree: Any) -> Iterator[str]:
                 )
         elif node.get("class") == "FUNCTION" and str(node.get("function_name", "")).lower() in SCALARS_REFUSED:
             raise Refused(f"The function {node['function_name']} is not allowed here.")
-        elif node.get("type") == "BASE_TABLE":
-            name = str(node["table_name"])
-            if re.search(r"[/\\.*?:]", name):
-                raise Refused(f"{name!r} looks like a file; files cannot be read here. SHOW TABLES lists the tables.")
-            yield name.lower()
+        elif node.get("type") == "BASE_TABLE" and re.search(r"[/\\.*?:]", name := str(node["table_name"])):
+            raise Refused(f"{name!r} looks like a file; files cannot be read here. SHOW TABLES lists the tables.")
+
+
+def _reads(tree: Any) -> Reads:
+    """Tables and columns by name. All columns where the tree does not name them: `*`, a whole row, PIVOT, NATURAL."""
+    tables: set[str] = set()
+    aliases: set[str] = set()
+    names: set[str] = set()
+    alone: set[str] = set()
+    every = catalog = False
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack.extend(node)
+        if not isinstance(node, dict):
+            continue
+        if node.get("type") == "SHOW_REF" and node.get("show_type") != "SUMMARY":
+            catalog = True
+            continue  # tells about tables or columns, reads no row
+        if node.get("type") == "TABLE_FUNCTION" and str(node["function"]["function_name"]).startswith("duckdb_"):
+            catalog = True
+        if node.get("type") == "BASE_TABLE":
+            tables.add(str(node["table_name"]).lower())
+            aliases |= {str(node["table_name"]).lower(), str(node.get("alias", "")).lower()}
+        elif node.get("class") == "COLUMN_REF":
+            parts = [str(part).lower() for part in node["column_names"]]
+            names.update(parts)
+            alone |= {parts[0]} if len(parts) == 1 else set()
+        elif node.get("type") in ("SUBQUERY", "JOIN"):
+            aliases.add(str(node.get("alias", "")).lower())
+            names.update(str(name).lower() for name in node.get("using_columns") or ())
+            every = every or node.get("ref_type") not in (None, "REGULAR", "CROSS", "ASOF", "POSITIONAL", "DEPENDENT")
+        elif node.get("class") == "STAR" or node.get("type") == "PIVOT":
+            every = True
+        stack.extend(node.values())
+    return Reads(frozenset(tables), None if every or alone & aliases else frozenset(names), catalog)
 
 
 def _first_lines(error: Exception) -> str:

@@ -21,7 +21,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from store.sandbox_check import Reads
     from store.sandbox_jail import Jail
 
 ATTACHED = "store"
 """Name under which a database file is attached in direct mode."""
+
+STORE_COLUMNS = ("source", "received_ns")
+"""Columns that the store adds to each kind. Typed again here: `store.tables` would pull SQLAlchemy into the child."""
 
 BATCH_ROWS = 8192
 
@@ -44,6 +49,7 @@ def main(descriptor: int) -> None:
     import pyarrow as pa
     import pyarrow.dataset  # DuckDB imports it when Arrow tables are registered, which the jail forbids
 
+    from engine_probe.events import KINDS
     from engine_probe.schema import arrow_schema
     from store.sandbox_check import Refused
     from store.sandbox_jail import Jail
@@ -68,7 +74,10 @@ def main(descriptor: int) -> None:
     except MemoryError:
         _fail(sock, "memory", "out of memory")
     except Exception as error:
-        _fail(sock, *_verdict(error))
+        what, message = _verdict(error)
+        if re.match(r"Catalog Error: Table with name", message):
+            message += "\nThe tables and views are " + ", ".join([*KINDS, *(name for name, *_ in job["views"])])
+        _fail(sock, what, message)
 
 
 def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duckdb.DuckDBPyConnection) -> None:
@@ -80,11 +89,11 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
     _lock(connection, job)
     checked = check(connection, job["sql"])
-    kinds = _kinds_needed(connection, job, checked.tables)
-    wire.send(sock, wire.NEEDS, json.dumps({"kinds": kinds, "walls": walls}).encode())
+    plan = _plan(connection, {name.lower(): text for name, text, _ in job["views"]}, checked.reads)
+    wire.send(sock, wire.NEEDS, json.dumps({"kinds": plan.hot, "walls": walls}).encode())
     started = time.monotonic()
     hot, mapped = _receive_hot(sock)
-    _create_views(connection, job, hot)
+    _create_views(connection, job, plan.names, hot)
     jail.limit_memory(job["memory_bytes"])
     statements = connection.extract_statements(checked.sql)
     expected = duckdb.StatementType.EXPLAIN if checked.explain else duckdb.StatementType.SELECT
@@ -129,19 +138,37 @@ def _lock(connection: duckdb.DuckDBPyConnection, job: dict[str, Any]) -> None:
     connection.execute("SET lock_configuration = true")
 
 
-def _kinds_needed(connection: duckdb.DuckDBPyConnection, job: dict[str, Any], tables: frozenset[str]) -> list[str]:
-    """Kinds whose hot rows the statement reads, itself or through views."""
-    from engine_probe.events import KINDS
-    from store.sandbox_check import tables_of
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What must be there for a statement.
 
-    views = {name.lower(): text for name, text in job["views"]}
-    todo, seen = set(tables), set()
-    while todo:
-        name = todo.pop()
-        seen.add(name)
-        if name in views:
-            todo |= tables_of(connection, views[name]) - seen
-    return [kind for kind in KINDS if kind in seen]
+    hot     kind -> the columns of its hot rows that are read, None for all
+    names   kinds and views to create
+    """
+
+    hot: dict[str, list[str] | None]
+    names: frozenset[str]
+
+
+def _plan(connection: duckdb.DuckDBPyConnection, views: Mapping[str, str], reads: Reads) -> Plan:
+    """Follow the views that a statement reads down to the kinds."""
+    from engine_probe.events import KINDS, column_names
+    from store.sandbox_check import reads_of
+
+    seen: set[str] = set()
+    while todo := [name for name in reads.tables - seen if name in views]:
+        for name in todo:
+            reads |= reads_of(connection, views[name])
+        seen.update(todo)
+    known = {kind: (*column_names(kind), *STORE_COLUMNS) for kind in KINDS if kind in reads.tables}
+    if reads.catalog:
+        return Plan(dict.fromkeys(known), frozenset(KINDS) | frozenset(views))
+    named = reads.columns
+    hot = {
+        kind: None if named is None else [name for name in names if name in named] or ["at_ns"]
+        for kind, names in known.items()
+    }
+    return Plan(hot, frozenset(known) | seen)
 
 
 def _receive_hot(sock: socket.socket) -> tuple[dict[str, pa.Table], mmap.mmap | None]:
@@ -159,14 +186,16 @@ def _receive_hot(sock: socket.socket) -> tuple[dict[str, pa.Table], mmap.mmap | 
     return tables, mapped
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, job: dict[str, Any], hot: Mapping[str, pa.Table]) -> None:
+def _create_views(
+    connection: duckdb.DuckDBPyConnection, job: dict[str, Any], names: Set[str], hot: Mapping[str, pa.Table]
+) -> None:
     """One view a kind over hot rows, database and sealed Parquet, then the store's own views on top."""
     from engine_probe.events import KIND_DOC, KINDS
     from engine_probe.schema import arrow_schema
 
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind in names):
         table = hot.get(kind)
-        connection.register(f"hot_{kind}", arrow_schema(kind).empty_table() if table is None else table)
+        connection.register(f"hot_{kind}", _empty(arrow_schema(kind)) if table is None else table)
         parts = [f'SELECT * FROM "hot_{kind}"']
         if job["database"]:
             through = job["sealed_through_ns"].get(kind)
@@ -177,8 +206,16 @@ def _create_views(connection: duckdb.DuckDBPyConnection, job: dict[str, Any], ho
             parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         connection.execute(f'CREATE VIEW "{kind}" AS ' + " UNION ALL BY NAME ".join(parts))
         connection.execute(f'COMMENT ON VIEW "{kind}" IS {_text(KIND_DOC[kind])}')
-    for name, text in job["views"]:
-        connection.execute(f'CREATE VIEW "{name}" AS {text}')
+    for name, select_text, doc in job["views"]:
+        if name.lower() in names:
+            connection.execute(f'CREATE VIEW "{name}" AS {select_text}')
+            connection.execute(f'COMMENT ON VIEW "{name}" IS {_text(doc)}')
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.schema([*schema, ("source", pa.string()), ("received_ns", pa.int64())]).empty_table()
 
 
 _NO_ARROW = re.compile(r"\b(?:VARIANT|BIGNUM|BIT|TIME WITH TIME ZONE|GEOMETRY)\b")
