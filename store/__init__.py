@@ -1,1 +1,1 @@
-"""Remembers: tables, migrations, writer, typed queries, retention, Parquet. The only folder that imports duckdb and sqlalchemy."""
+"""Remembers: tables, migrations, writer, typed queries, retention, Parquet. Alone imports duckdb and sqlalchemy."""

@@ -120,7 +120,7 @@ class Books:
             books.last_received_ns = max(books.last_received_ns, books.senders[source, epoch].last_received_ns)
         for kind, *state in _fetch(cursor, sa.select(KIND_STATE)):
             books.kinds[kind] = KindState(*state)
-            books.last_received_ns = max(books.last_received_ns, books.kinds[kind].sealed_through_ns or 0)
+            books.last_received_ns = max(books.last_received_ns, (books.kinds[kind].sealed_through_ns or -1) + 1)
         books.settle([Entry(*row) for row in _fetch(cursor, sa.select(BATCH_JOURNAL))])
         return books
 

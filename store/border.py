@@ -112,6 +112,15 @@ def opening_error(error: BaseException, path: Path, *, read_only: bool) -> Store
     )
 
 
+def no_database(path: Path) -> StoreError:
+    """There is no file where one must be."""
+    return StoreError(
+        f"There is no database at {path}. `kvscope import PATH` or `kvscope serve` makes one; "
+        "or give the path of an existing one with --store.",
+        path=str(path),
+    )
+
+
 def _command_line(pid: int) -> str | None:
     """Command line of a process on this machine, where the system tells it."""
     try:

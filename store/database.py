@@ -17,7 +17,7 @@ from typing import Final
 import duckdb
 
 from engine_probe.errors import DiskFull, StoreBusy, StoreError
-from store.border import border, opening_error
+from store.border import border, no_database, opening_error
 
 MEMORY: Final = ":memory:"
 CHECKPOINT_THRESHOLD: Final = "256MB"
@@ -36,7 +36,7 @@ class Database:
         self.url = path
         self.path = None if path == MEMORY else Path(path).resolve()
         self.read_only = read_only
-        self._config = {
+        self._config: dict[str, str | bool | int | float | list[str]] = {
             "checkpoint_threshold": CHECKPOINT_THRESHOLD,
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
@@ -125,13 +125,17 @@ class Database:
         """Bytes of the database file and its log on disk."""
         return sum(_size(path) for path in self._files())
 
+    def log_bytes(self) -> int:
+        """Bytes of the write-ahead log."""
+        return 0 if self.path is None else _size(_log_of(self.path))
+
     def require_space(self, num_bytes: int) -> None:
         """DiskFull where a commit of `num_bytes`, and the checkpoint that may follow, could run out of disk."""
         if self.path is None:
             return
         status = os.statvfs(self.path.parent)
         free = status.f_bavail * status.f_frsize
-        needed = 2 * num_bytes + _size(self.path.with_name(self.path.name + ".wal")) + _HEADROOM_BYTES
+        needed = 2 * num_bytes + self.log_bytes() + _HEADROOM_BYTES
         if free < needed:
             raise DiskFull(
                 f"The disk of {self.url} has {free / 1e6:.0f} MB free; the next commit may need {needed / 1e6:.0f} MB. "
@@ -147,7 +151,7 @@ class Database:
             self._threads = count
 
     def _files(self) -> list[Path]:
-        return [] if self.path is None else [self.path, self.path.with_name(self.path.name + ".wal")]
+        return [] if self.path is None else [self.path, _log_of(self.path)]
 
     def _connect(self, read_only: bool) -> duckdb.DuckDBPyConnection:
         if self.path is None:
@@ -167,11 +171,7 @@ class Database:
         if not path.parent.is_dir():
             raise StoreError(f"The folder {path.parent} does not exist. Make it, or give another path with --store.")
         if read_only and not path.exists():
-            raise StoreError(
-                f"There is no database at {path}. `kvscope import PATH` or `kvscope serve` makes one; "
-                "or give the path of an existing one with --store.",
-                path=str(path),
-            )
+            raise no_database(path)
         if not read_only and not os.access(path.parent, os.W_OK):
             raise StoreError(
                 f"The folder {path.parent} cannot be written, and a database needs its log beside it. "
@@ -204,6 +204,10 @@ class Database:
         if self.path is not None:
             with _open_files_lock:
                 _open_files.discard(self.path)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
 
 
 def _size(path: Path) -> int:

@@ -6,27 +6,34 @@ Invariant: one thread writes (`writer.py`), few readers read (`database.py`), no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
-from engine_probe.errors import BatchRejected, StoreBusy, StoreError
+from engine_probe.errors import BatchRejected, KvscopeError, StoreBusy, StoreError
 from engine_probe.events import KINDS
 from engine_probe.schema import arrow_schema
 from store.books import Books
 from store.border import border
 from store.database import Database
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
-from store.migrate import load, migrate, pending
+from store.migrate import Migration, load, migrate, pending
 from store.queue import Append, WriteQueue
+from store.seal import recover, sealed_files
 from store.statements import instant_column, render, select_rows
 from store.tables import TABLES
-from store.views import install_views
+from store.views import install_views, views
 from store.writer import Writer
+
+if TYPE_CHECKING:
+    from store.sandbox import SqlData
 
 T = TypeVar("T")
 
@@ -50,6 +57,8 @@ class DuckDBStore:
         )
         self._clock = clock
         self.url = path
+        self.upkeep = RLock()
+        self.migrated: Sequence[Migration] = ()
         try:
             with border(path):
                 self._prepare(read_only)
@@ -155,9 +164,76 @@ class DuckDBStore:
         self.close()
 
     @property
+    def is_read_only(self) -> bool:
+        """Opened for reading only."""
+        return self._writer is None
+
+    @property
     def books(self) -> Books:
         """Senders, applied batches and row counts as of the last commit."""
         return self._read_only_books if self._writer is None else self._writer.books
+
+    @property
+    def parquet_dir(self) -> Path | None:
+        """Folder of the sealed files: beside the database, `kvscope.duckdb` -> `kvscope.parquet`. None in memory."""
+        path = self._database.path
+        return None if path is None else path.with_name(f"{path.stem}.parquet")
+
+    def sql_data(self, *, direct: bool = False) -> SqlData:
+        """What SQL for people may read: sealed files, the rows that are in no file, the views; one consistent picture.
+
+        `direct`: name the database file in place of the rows, for a child that opens it once this store is closed.
+        """
+        from store.sandbox import SqlData
+
+        folder = self.parquet_dir
+        with self._database.reading() as cursor:
+            cursor.execute("BEGIN")
+            files = sealed_files(cursor, folder) if folder is not None else {}
+            marks = cursor.execute("SELECT kind, sealed_through_ns FROM kind_state").fetchall()
+            cursor.execute("COMMIT")
+        sealed = {str(kind): int(through) for kind, through in marks if through is not None}
+        return SqlData(
+            parquet_dir=folder,
+            files=files,
+            hot={} if direct else HotRows(self, sealed),
+            database=self._database.path if direct else None,
+            sealed_through_ns=sealed if direct else {},
+            views=[(view.name, view.select, view.doc) for view in views()],
+        )
+
+    def now_ns(self) -> int:
+        """The store's clock."""
+        return self._clock()
+
+    def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """A cursor for one longer read, behind the same semaphore as every other read."""
+        return self._database.reading()
+
+    def fence(self, instant_ns: int) -> None:
+        """From now on rows get a `received_ns` above `instant_ns`, and those at or below it are all committed."""
+        writer = self._writing()
+        self.call(lambda _: writer.raise_floor(instant_ns))
+
+    def checkpoint(self) -> None:
+        """Move the log into the database file and give the room of deleted rows free for new ones."""
+
+        def work(cursor: duckdb.DuckDBPyConnection) -> None:
+            self._database.require_space(0)
+            cursor.execute("CHECKPOINT")
+
+        self.call(work)
+
+    def data_bytes(self) -> int:
+        """Bytes in use in the database file (free room left out) and in its log."""
+        if self._database.path is None:
+            return 0
+        size = self.query("PRAGMA database_size").to_pylist()[0]
+        return int(size["used_blocks"]) * int(size["block_size"]) + self._database.log_bytes()
+
+    def refuse_batches(self, error: KvscopeError | None) -> None:
+        """From now on every append raises `error`; None takes batches again."""
+        self._writing().budget_error = error
 
     def call(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """Run `work` on the writing cursor between two commits (retention, sealing)."""
@@ -174,8 +250,9 @@ class DuckDBStore:
         cursor = self._database.cursor()
         try:
             if not read_only:
-                migrate(cursor, self.url)
+                self.migrated = migrate(cursor, self.url)
                 install_views(cursor)
+                recover(cursor, self.parquet_dir)
             elif todo := pending(cursor, self.url, load()):
                 raise StoreError(
                     f"{self.url} has an older schema ({len(todo)} migrations behind) and was opened for reading only. "
@@ -184,6 +261,30 @@ class DuckDBStore:
                 )
         finally:
             cursor.close()
+
+
+class HotRows(Mapping[str, pa.Table]):
+    """Kind -> rows that are in no sealed file yet, fetched when asked for (later ones may be among them)."""
+
+    def __init__(self, store: DuckDBStore, sealed_through_ns: Mapping[str, int]) -> None:
+        self._store, self._sealed = store, sealed_through_ns
+
+    def __getitem__(self, kind: str) -> pa.Table:
+        return self.select(kind, None)
+
+    def select(self, kind: str, columns: Sequence[str] | None) -> pa.Table:
+        """The rows of a kind with some of its columns, None for all."""
+        if kind not in KINDS:
+            raise KeyError(kind)
+        some = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
+        sql = f'SELECT {some} FROM "{kind}" WHERE received_ns > ?'
+        return contract_types(kind, self._store.query(sql, [self._sealed.get(kind, -(2**63) + 1)]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)
+
+    def __len__(self) -> int:
+        return len(KINDS)
 
 
 def contract_types(kind: str, table: pa.Table) -> pa.Table:
@@ -222,8 +323,3 @@ def _difference(found: pa.Schema, wanted: pa.Schema) -> str:
             return f"{field.name} is {found.field(position).type} and must be {field.type}"
     extra = [name for name in found.names if name not in wanted.names]
     return f"{extra[0]} is not in the contract" if extra else "their order differs"
-
-
-def summary(receipts: Mapping[str, int]) -> str:
-    """`3 request, 5 step rows` for people."""
-    return ", ".join(f"{count} {kind}" for kind, count in receipts.items() if count) + " rows"

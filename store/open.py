@@ -8,6 +8,7 @@ duckdb:///kvscope.duckdb, duckdb:////var/lib/...    the same as a URL (three sla
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_probe.errors import StoreError
@@ -18,15 +19,20 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<rest>.*)", re.DOTALL)
 
 
-def open_store(url: str, *, read_only: bool = False, **options: Any) -> DuckDBStore:
+def open_store(url: str, *, read_only: bool = False, must_exist: bool = False, **options: Any) -> DuckDBStore:
     """Open the store at `url`; a writing open makes the file and brings its schema to this release.
 
-    Options go to `DuckDBStore`: num_readers, memory_limit_bytes, max_queued_batches, max_queued_bytes, clock.
+    `must_exist`: do not make a file where there is none. Options go to `DuckDBStore`: num_readers, memory_limit_bytes,
+    max_queued_batches, max_queued_bytes, clock.
     Raises StoreError (no such place, no database, damaged), StoreBusy (another process holds it), SchemaTooNew.
     """
+    from store.border import no_database
     from store.duckdb_store import DuckDBStore
 
-    return DuckDBStore(path_of(url), read_only=read_only, **options)
+    path = path_of(url)
+    if must_exist and path != ":memory:" and not Path(path).exists():
+        raise no_database(Path(path))
+    return DuckDBStore(path, read_only=read_only, **options)
 
 
 def path_of(url: str) -> str:

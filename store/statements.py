@@ -22,6 +22,11 @@ def render(statement: Any) -> tuple[str, list[Any]]:
     return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
 
+def render_literal(expression: Any) -> str:
+    """SQL text with the values written into it, for statements that take no parameters (COPY)."""
+    return str(expression.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True}))
+
+
 def create_statement(table: sa.Table) -> str:
     """`CREATE TABLE` text of a table of ours, ending in a semicolon."""
     text = str(sa.schema.CreateTable(table).compile(dialect=_DIALECT)).strip()
@@ -81,7 +86,9 @@ def table_of(kind: str) -> sa.Table:
 
 def own_text(sql: str, params: Sequence[Any]) -> sa.TextClause:
     """Our own SQL text whose `?` take `params` in order; `?` inside quotes stays a character."""
-    pieces, names, quote = [], [], ""
+    pieces: list[str] = []
+    names: list[str] = []
+    quote = ""
     for character in sql:
         if quote:
             quote = "" if character == quote else quote

@@ -110,12 +110,13 @@ SEAL_LOG: Final = sa.Table(
     sa.Column("path", sa.String, nullable=False),
     sa.Column("run_id", sa.String),
     sa.Column("num_rows", sa.BigInteger, nullable=False),
-    sa.Column("num_bytes", sa.BigInteger, nullable=False),
-    sa.Column("first_received_ns", sa.BigInteger, nullable=False),
-    sa.Column("last_received_ns", sa.BigInteger, nullable=False),
-    sa.Column("sealed_ns", sa.BigInteger, nullable=False),
+    sa.Column("num_bytes", sa.BigInteger),
+    sa.Column("after_ns", sa.BigInteger, nullable=False),
+    sa.Column("through_ns", sa.BigInteger, nullable=False),
+    sa.Column("sealed_ns", sa.BigInteger),
 )
-"""One row a Parquet file, its path relative to the Parquet folder."""
+"""One row a Parquet file (path relative to the Parquet folder) with the rows received in (after_ns, through_ns]. Written
+before the file with `sealed_ns` null, which the transaction sets that moves `kind_state.sealed_through_ns`."""
 
 SETTING: Final = sa.Table(
     "setting",

@@ -42,10 +42,10 @@ CREATE TABLE seal_log (
     path VARCHAR NOT NULL,
     run_id VARCHAR,
     num_rows BIGINT NOT NULL,
-    num_bytes BIGINT NOT NULL,
-    first_received_ns BIGINT NOT NULL,
-    last_received_ns BIGINT NOT NULL,
-    sealed_ns BIGINT NOT NULL
+    num_bytes BIGINT,
+    after_ns BIGINT NOT NULL,
+    through_ns BIGINT NOT NULL,
+    sealed_ns BIGINT
 );
 
 CREATE TABLE setting (

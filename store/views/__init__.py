@@ -20,10 +20,15 @@ _FIELD = re.compile(r"-- (?P<name>[a-z_]+): (?P<doc>.+)")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view: its statement, what a row is, and what each field means."""
+    """One view.
+
+    select   its text, a SELECT over the kinds' tables
+    doc      what a row is
+    fields   name and meaning of each field, in order
+    """
 
     name: str
-    sql: str
+    select: str
     doc: str
     fields: tuple[tuple[str, str], ...]
 
@@ -36,12 +41,12 @@ def views() -> tuple[View, ...]:
 
 def install_views(connection: duckdb.DuckDBPyConnection) -> bool:
     """Create the views where the database has other ones; True where it had."""
-    digest = hashlib.sha256("".join(view.sql for view in views()).encode()).hexdigest()
+    digest = hashlib.sha256("".join(view.select for view in views()).encode()).hexdigest()
     if connection.execute("SELECT value FROM setting WHERE name = 'views'").fetchone() == (digest,):
         return False
     connection.execute("BEGIN")
     for view in views():
-        connection.execute(view.sql)
+        connection.execute(f"CREATE OR REPLACE VIEW {view.name} AS {view.select}")
     connection.execute("DELETE FROM setting WHERE name = 'views'")
     connection.execute("INSERT INTO setting VALUES ('views', ?)", [digest])
     connection.execute("COMMIT")
@@ -65,5 +70,6 @@ def markdown() -> str:
 
 def _parse(name: str, sql: str) -> View:
     comments = [line for line in sql.splitlines() if line.startswith("-- ")]
+    select = "\n".join(line for line in sql.splitlines() if not line.startswith("-- "))
     fields = tuple((found["name"], found["doc"]) for line in comments[1:] if (found := _FIELD.fullmatch(line)))
-    return View(name, sql, comments[0].removeprefix("-- "), fields)
+    return View(name, select, comments[0].removeprefix("-- "), fields)

@@ -4,7 +4,6 @@
 -- waiting_queue: step.num_waiting_prefill + step.num_waiting_decode; where only one of them is known, that one
 -- priority_class: classes of the requests first scheduled in the step, in alphabetical order with commas; null where none was
 -- scheduler_policy: step.policy
-CREATE OR REPLACE VIEW evidence_batch AS
 WITH batch AS (
     SELECT *, coalesce(run_id, '') AS run FROM step
 ), admitted AS (
@@ -25,4 +24,4 @@ SELECT
     a.priority_class AS priority_class,
     s.policy AS scheduler_policy
 FROM batch AS s
-LEFT JOIN admitted AS a ON s.worker = a.worker AND s.run = a.run AND s.at_ns = a.at_ns;
+LEFT JOIN admitted AS a ON s.worker = a.worker AND s.run = a.run AND s.at_ns = a.at_ns

@@ -4,6 +4,5 @@
 -- max_seq_len: step.max_seq_len
 -- padding_side: step.padding_side
 -- padding_ratio: step.padding_ratio
-CREATE OR REPLACE VIEW evidence_batch_shape AS
 SELECT batch_id, batch_size, max_seq_len, padding_side, padding_ratio
-FROM step;
+FROM step

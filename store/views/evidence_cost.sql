@@ -5,7 +5,6 @@
 -- memory_util: step.memory_util of the worker's last step that had one when the request ended
 -- billable_units: request.billable_units of the row, else of the same request at another vantage
 -- cost_center: request.cost_center of the row, else of the same request at another vantage
-CREATE OR REPLACE VIEW evidence_cost AS
 WITH facts AS (
     SELECT
         worker,
@@ -50,4 +49,4 @@ LEFT JOIN elsewhere AS o ON r.request_id = o.request_id AND r.run = o.run
 ASOF LEFT JOIN facts AS f ON r.worker = f.worker AND r.run = f.run AND r.at_ns >= f.since_ns
 ASOF LEFT JOIN gpu AS g ON r.worker = g.worker AND r.run = g.run AND r.at_ns >= g.at_ns
 ASOF LEFT JOIN memory AS m ON r.worker = m.worker AND r.run = m.run AND r.at_ns >= m.at_ns
-ASOF LEFT JOIN scraped AS p ON r.worker = p.worker AND r.run = p.run AND r.at_ns >= p.at_ns;
+ASOF LEFT JOIN scraped AS p ON r.worker = p.worker AND r.run = p.run AND r.at_ns >= p.at_ns

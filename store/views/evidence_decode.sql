@@ -3,7 +3,6 @@
 -- tokens_per_second: (output_tokens - 1) / (last_token_ns - first_token_ns), the inverse of TPOT
 -- decode_ms: request.decode_s in milliseconds
 -- speculative_accept_rate: request.accepted_tokens / request.draft_tokens
-CREATE OR REPLACE VIEW evidence_decode AS
 SELECT
     r.output_tokens AS output_tokens,
     CASE WHEN r.output_tokens > 1 AND r.last_token_ns > r.first_token_ns
@@ -14,4 +13,4 @@ FROM request AS r
 WHERE r.vantage = 'engine' OR NOT EXISTS (
     SELECT 1 FROM request AS e
     WHERE e.vantage = 'engine' AND e.request_id = r.request_id AND coalesce(e.run_id, '') = coalesce(r.run_id, '')
-);
+)

@@ -4,7 +4,6 @@
 -- eviction_count: step.blocks_evicted
 -- reuse_rate: cached over prompt tokens of the engine's requests that arrived at the worker in the minute of the step
 -- max_context: the worker's longest sequence, as last known at the step
-CREATE OR REPLACE VIEW evidence_kv_watermark AS
 WITH facts AS (
     SELECT
         worker,
@@ -34,4 +33,4 @@ SELECT
     f.max_context AS max_context
 FROM watermark AS s
 LEFT JOIN reuse AS u ON s.worker = u.worker AND s.run = u.run AND s.minute = u.minute
-ASOF LEFT JOIN facts AS f ON s.worker = f.worker AND s.run = f.run AND s.at_ns >= f.since_ns;
+ASOF LEFT JOIN facts AS f ON s.worker = f.worker AND s.run = f.run AND s.at_ns >= f.since_ns

@@ -4,7 +4,6 @@
 -- route_id: request.route_id of the row, else of the same request at another vantage
 -- engine_version: release of the worker's engine, as last known when the request arrived
 -- trace_id: request.trace_id of the row, else of the same request at another vantage
-CREATE OR REPLACE VIEW evidence_lineage AS
 WITH facts AS (
     SELECT
         worker,
@@ -39,4 +38,4 @@ SELECT
     coalesce(r.trace_id, o.trace_id) AS trace_id
 FROM served AS r
 LEFT JOIN elsewhere AS o ON r.request_id = o.request_id AND r.run = o.run
-ASOF LEFT JOIN facts AS f ON r.worker = f.worker AND r.run = f.run AND r.arrival_ns >= f.since_ns;
+ASOF LEFT JOIN facts AS f ON r.worker = f.worker AND r.run = f.run AND r.arrival_ns >= f.since_ns

@@ -3,7 +3,6 @@
 -- causal_mask_mode: check.causal_mask_mode
 -- loss_mask_hash: check.loss_mask_hash
 -- ignore_index: check.ignore_index
-CREATE OR REPLACE VIEW evidence_mask_integrity AS
 SELECT attention_mask_hash, causal_mask_mode, loss_mask_hash, ignore_index
 FROM "check"
-WHERE "check" = 'mask';
+WHERE "check" = 'mask'

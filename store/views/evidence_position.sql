@@ -3,7 +3,6 @@
 -- truncation_side: check.truncation_side
 -- chat_template_version: check.chat_template_version, else the worker's as last known at the check
 -- leakage_test_result: check.leakage_test_result of the row, else of the batch's latest leakage check
-CREATE OR REPLACE VIEW evidence_position AS
 WITH facts AS (
     SELECT
         worker,
@@ -32,4 +31,4 @@ SELECT
     coalesce(c.leakage_test_result, l.leakage_test_result) AS leakage_test_result
 FROM checked AS c
 LEFT JOIN leakage AS l ON c.batch_id = l.batch_id AND c.run = l.run
-ASOF LEFT JOIN facts AS f ON c.worker = f.worker AND c.run = f.run AND c.at_ns >= f.since_ns;
+ASOF LEFT JOIN facts AS f ON c.worker = f.worker AND c.run = f.run AND c.at_ns >= f.since_ns

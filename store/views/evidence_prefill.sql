@@ -4,7 +4,6 @@
 -- prefill_ms: request.prefill_s in milliseconds
 -- prompt_cache_hit: request.cached_tokens above 0
 -- attention_backend: of the step that covers the request's prefill (the first step of its worker that ended at or after request.first_scheduled_ns), else the worker's flag attention_backend
-CREATE OR REPLACE VIEW evidence_prefill AS
 WITH facts AS (
     SELECT
         worker,
@@ -26,4 +25,4 @@ SELECT
     coalesce(s.attention_backend, f.attention_backend) AS attention_backend
 FROM prefill AS r
 ASOF LEFT JOIN backend AS s ON r.worker = s.worker AND r.run = s.run AND r.first_scheduled_ns <= s.at_ns
-ASOF LEFT JOIN facts AS f ON r.worker = f.worker AND r.run = f.run AND r.arrival_ns >= f.since_ns;
+ASOF LEFT JOIN facts AS f ON r.worker = f.worker AND r.run = f.run AND r.arrival_ns >= f.since_ns

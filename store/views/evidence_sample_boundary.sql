@@ -4,7 +4,6 @@
 -- document_boundary: check.document_boundary
 -- eos_policy: check.eos_policy
 -- packing_version: check.packing_version
-CREATE OR REPLACE VIEW evidence_sample_boundary AS
 SELECT sample_ids, segment_ids, document_boundary, eos_policy, packing_version
 FROM "check"
-WHERE "check" = 'sample_boundary';
+WHERE "check" = 'sample_boundary'

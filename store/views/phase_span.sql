@@ -11,7 +11,6 @@
 -- end_ns: end of the span
 -- duration_s: end - start
 -- tokens: tokens that the span worked on
-CREATE OR REPLACE VIEW phase_span AS
 SELECT
     request_id,
     attempt,
@@ -37,4 +36,4 @@ FROM (
         generate_subscripts(spans, 1) - 1 AS ordinal
     FROM request
     WHERE len(spans) > 0
-);
+)

@@ -11,7 +11,6 @@
 -- num_tokens: tokens in the chunk; null where the vantage cannot tell
 -- is_multi: the chunk holds several tokens, so their gaps are known as a sum only
 -- itl_s: gap / tokens; a chunk of unknown size counts as one token
-CREATE OR REPLACE VIEW token_gap AS
 SELECT
     request_id,
     attempt,
@@ -39,4 +38,4 @@ FROM (
         generate_subscripts(token_ns[2:], 1) AS ordinal
     FROM request
     WHERE len(token_ns) > 1
-);
+)

@@ -1,0 +1,275 @@
+"""Retention: the oldest live rows and Parquet files go when they are too old or take too much room. Runs stay.
+
+Invariant: rows of a named run are never touched (only `drop_run` removes them), rows that are not sealed yet are not
+deleted where sealing is wanted, and the books count what went, so `verify` can still add up. Age counts from when we
+received a row. Deleting is done in slices between commits, so senders wait for milliseconds and not for the whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from engine_probe.errors import DiskFull, StoreError
+from engine_probe.events import KINDS
+from store.seal import SealReport, parquet_bytes, seal
+
+if TYPE_CHECKING:
+    from store.duckdb_store import DuckDBStore
+
+log = logging.getLogger(__name__)
+
+_SLICE_ROWS: Final = 250_000
+_KEPT_FACTS: Final = 20
+"""Newest `worker` rows of a worker that stay whatever their age: later questions need its geometry."""
+_ROUNDS: Final = 12
+FILES_REMOVED: Final = "files_removed_through_ns"
+"""Setting: files of live rows received up to this instant may be gone."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """How long and how much is kept. None: no limit of that sort.
+
+    seal_after_s        rows older than this are sealed into Parquet; None: no sealing, and rows are deleted unsealed
+    max_age_s           age of live rows in the database
+    max_bytes           bytes of data in the database (the file does not shrink, its free room is used again)
+    parquet_max_age_s   age of sealed files of live rows
+    disk_budget_bytes   database and Parquet together; when runs alone exceed it, batches are refused with DiskFull
+    """
+
+    seal_after_s: float | None = 300.0
+    max_age_s: float | None = 48 * 3600.0
+    max_bytes: int | None = 50_000_000_000
+    parquet_max_age_s: float | None = 14 * 86400.0
+    disk_budget_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What retention removed, and what is left (bytes of data in the database, bytes of Parquet)."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    num_files: int = 0
+    database_bytes: int = 0
+    parquet_bytes: int = 0
+    sealed: SealReport = field(default_factory=SealReport)
+    over_budget: bool = False
+
+
+def prune(store: DuckDBStore, policy: RetentionPolicy, progress: Progress | None = None) -> PruneReport:
+    """Apply the policy once: seal, delete what is too old, then what is too much, then checkpoint."""
+    tell = progress or (lambda _: None)
+    now_ns = store.now_ns()
+    sealed = SealReport()
+    can_seal = policy.seal_after_s is not None and store.parquet_dir is not None
+    if can_seal and policy.seal_after_s is not None:
+        sealed = seal(store, older_than_s=policy.seal_after_s, progress=progress)
+    with store.upkeep:
+        removed: dict[str, int] = {}
+        num_files = 0
+        if policy.max_age_s is not None:
+            _delete_through(store, now_ns - round(policy.max_age_s * 1e9), removed, tell, only_sealed=can_seal)
+        if policy.parquet_max_age_s is not None:
+            num_files += _delete_files(store, now_ns - round(policy.parquet_max_age_s * 1e9), tell)
+        if removed:
+            store.checkpoint()
+        if policy.max_bytes is not None:
+            _shrink(store, policy.max_bytes, removed, tell, only_sealed=can_seal)
+        over = False
+        if policy.disk_budget_bytes is not None:
+            num_files += _shrink_files(store, policy.disk_budget_bytes, tell)
+            room = policy.disk_budget_bytes - _parquet_bytes(store)
+            _shrink(store, max(0, room), removed, tell, only_sealed=False)
+            over = _enforce_budget(store, policy.disk_budget_bytes)
+        return PruneReport(removed, num_files, store.data_bytes(), _parquet_bytes(store), sealed, over)
+
+
+def drop_run(store: DuckDBStore, run_id: str, progress: Progress | None = None) -> PruneReport:
+    """Delete one imported run: its rows and its sealed files. StoreError where there is no such run."""
+    if run_id not in store.runs():
+        known = ", ".join(store.runs()) or "none"
+        raise StoreError(f"There is no run {run_id!r} in {store.url}. The runs are: {known}.", run_id=run_id)
+    tell = progress or (lambda _: None)
+    with store.upkeep:
+        removed: dict[str, int] = {}
+        for kind in KINDS:
+            count = store.call(partial(_delete, store, kind, "run_id = ?", [run_id]))
+            if count:
+                removed[kind] = count
+                tell(f"deleted {count} {kind} rows of {run_id}")
+        num_files = _delete_listed(store, "run_id = ?", [run_id])
+        store.checkpoint()
+        return PruneReport(removed, num_files, store.data_bytes(), _parquet_bytes(store))
+
+
+def _delete_through(
+    store: DuckDBStore, through_ns: int, removed: dict[str, int], tell: Progress, *, only_sealed: bool
+) -> None:
+    """Delete live rows received at or before `through_ns`, oldest first, a slice a job."""
+    for kind in KINDS:
+        limit = through_ns
+        if only_sealed:
+            sealed = store.books.kinds[kind].sealed_through_ns
+            if sealed is None:
+                continue
+            limit = min(limit, sealed)
+        total = 0
+        while True:
+            count = store.call(partial(_delete_slice, store, kind, limit))
+            total += count
+            if count < _SLICE_ROWS // 2:
+                break
+        if total:
+            removed[kind] = removed.get(kind, 0) + total
+            tell(f"deleted {total} {kind} rows")
+
+
+def _delete_slice(store: DuckDBStore, kind: str, through_ns: int, cursor: duckdb.DuckDBPyConnection) -> int:
+    """Delete up to about `_SLICE_ROWS` of the oldest live rows received at or before `through_ns`."""
+    (edge,) = cursor.execute(
+        f'SELECT max(received_ns) FROM (SELECT received_ns FROM "{kind}" WHERE run_id IS NULL AND received_ns <= ? '
+        f"LIMIT {_SLICE_ROWS})",
+        [through_ns],
+    ).fetchone() or (None,)
+    if edge is None:
+        return 0
+    condition = "run_id IS NULL AND received_ns <= ?"
+    if kind == "worker":
+        condition += (
+            " AND rowid NOT IN (SELECT rowid FROM worker WHERE run_id IS NULL "
+            f"QUALIFY row_number() OVER (PARTITION BY worker ORDER BY at_ns DESC, rowid DESC) <= {_KEPT_FACTS})"
+        )
+    return _delete(store, kind, condition, [edge], cursor)
+
+
+def _delete(store: DuckDBStore, kind: str, condition: str, values: list[Any], cursor: duckdb.DuckDBPyConnection) -> int:
+    """Delete rows and count them in the books, in one transaction."""
+    cursor.execute("BEGIN")
+    (count,) = cursor.execute(f'DELETE FROM "{kind}" WHERE {condition}', values).fetchone() or (0,)
+    if count:
+        cursor.execute("UPDATE kind_state SET num_removed = num_removed + ? WHERE kind = ?", [count, kind])
+    cursor.execute("COMMIT")
+    store.books.kinds[kind].num_removed += int(count)
+    return int(count)
+
+
+def _shrink(store: DuckDBStore, max_bytes: int, removed: dict[str, int], tell: Progress, *, only_sealed: bool) -> None:
+    """Delete the oldest live rows until the database holds at most `max_bytes`, or nothing is left to delete."""
+    for _ in range(_ROUNDS):
+        used = store.data_bytes()
+        if used <= max_bytes:
+            return
+        share = min(1.0, 1.0 - 0.95 * max_bytes / used)
+        edge = _edge_of_oldest(store, share)
+        if edge is None:
+            return
+        before = sum(removed.values())
+        _delete_through(store, edge, removed, tell, only_sealed=only_sealed)
+        if sum(removed.values()) == before:
+            return
+        store.checkpoint()
+
+
+def _edge_of_oldest(store: DuckDBStore, share: float) -> int | None:
+    """Instant up to which the oldest `share` of the live rows came; None where there is none."""
+    union = " UNION ALL ".join(f'SELECT received_ns FROM "{kind}" WHERE run_id IS NULL' for kind in KINDS)
+    row = store.query(
+        f"SELECT approx_quantile(received_ns, {share!r}) AS edge, max(received_ns) AS newest FROM ({union})"
+    ).to_pylist()[0]
+    if row["newest"] is None:
+        return None
+    return int(row["newest"]) if share >= 1.0 else int(row["edge"])
+
+
+def _delete_files(store: DuckDBStore, before_ns: int, tell: Progress) -> int:
+    count = _delete_listed(store, "run_id IS NULL AND through_ns < ?", [before_ns])
+    if count:
+        tell(f"deleted {count} Parquet files")
+    return count
+
+
+def _shrink_files(store: DuckDBStore, budget_bytes: int, tell: Progress) -> int:
+    """Delete the oldest sealed files of live rows that the database does not hold any more, while over the budget."""
+    excess = store.data_bytes() + _parquet_bytes(store) - budget_bytes
+    if excess <= 0:
+        return 0
+    files = store.query(
+        "SELECT path, num_bytes FROM seal_log WHERE run_id IS NULL AND sealed_ns IS NOT NULL ORDER BY seal_id, path"
+    ).to_pylist()
+    count = 0
+    for file in files:
+        if excess <= 0:
+            break
+        count += _delete_listed(store, "path = ?", [file["path"]])
+        excess -= file["num_bytes"]
+    if count:
+        tell(f"deleted {count} Parquet files over the disk budget")
+    return count
+
+
+def _delete_listed(store: DuckDBStore, condition: str, values: list[Any]) -> int:
+    """Delete sealed files and then their rows of the log; a crash in between is made good by the next call."""
+    if store.parquet_dir is None:
+        return 0
+    rows = store.query(
+        f"SELECT path, run_id, through_ns FROM seal_log WHERE sealed_ns IS NOT NULL AND {condition}", values
+    ).to_pylist()
+    for row in rows:
+        (store.parquet_dir / row["path"]).unlink(missing_ok=True)
+    if rows:
+        names = [row["path"] for row in rows]
+        through_ns = max((row["through_ns"] for row in rows if row["run_id"] is None), default=None)
+        store.call(partial(_forget_files, names, through_ns))
+        for name in names:
+            _remove_empty_folders(store.parquet_dir / name, store.parquet_dir)
+    return len(rows)
+
+
+def _forget_files(names: list[str], through_ns: int | None, cursor: duckdb.DuckDBPyConnection) -> None:
+    """Take files out of the log, and note up to when live rows have lost files: from there on `verify` compares."""
+    cursor.execute("BEGIN")
+    cursor.execute("DELETE FROM seal_log WHERE path IN (SELECT unnest(?))", [names])
+    if through_ns is not None:
+        known = cursor.execute("SELECT value FROM setting WHERE name = ?", [FILES_REMOVED]).fetchone()
+        cursor.execute("DELETE FROM setting WHERE name = ?", [FILES_REMOVED])
+        mark = max(through_ns, int(known[0]) if known else through_ns)
+        cursor.execute("INSERT INTO setting VALUES (?, ?)", [FILES_REMOVED, str(mark)])
+    cursor.execute("COMMIT")
+
+
+def _remove_empty_folders(path: Any, top: Any) -> None:
+    for folder in path.parents:
+        if folder == top or any(folder.iterdir()):
+            return
+        folder.rmdir()
+
+
+def _enforce_budget(store: DuckDBStore, budget_bytes: int) -> bool:
+    """Refuse batches while what may not be deleted exceeds the budget; take them again once it does not."""
+    used = store.data_bytes() + _parquet_bytes(store)
+    over = used > budget_bytes
+    store.refuse_batches(
+        DiskFull(
+            f"The disk budget of {budget_bytes / 1e9:.1f} GB is used up by what retention may not delete "
+            f"({used / 1e9:.1f} GB in {store.url}). Raise the budget, or drop a run: `kvscope store prune --run NAME`.",
+            url=store.url,
+            used_bytes=used,
+            budget_bytes=budget_bytes,
+        )
+        if over
+        else None
+    )
+    return over
+
+
+def _parquet_bytes(store: DuckDBStore) -> int:
+    with store.reading() as cursor:
+        return parquet_bytes(cursor)
