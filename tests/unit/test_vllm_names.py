@@ -136,7 +136,8 @@ def test_created_series_are_ignored_and_look_alikes_are_not() -> None:
     """`x_created` beside the family x is a creation time; a metric that merely ends so is kept."""
     rows = mapped(
         'vllm:num_preemptions_total{engine="0"} 1\nvllm:num_preemptions_created{engine="0"} 1.79e9\n'
-        'vllm:time_to_first_token_seconds_count{engine="0"} 1\nvllm:time_to_first_token_seconds_created{engine="0"} 1.79e9\n'
+        'vllm:time_to_first_token_seconds_count{engine="0"} 1\n'
+        'vllm:time_to_first_token_seconds_created{engine="0"} 1.79e9\n'
         'vllm:sessions_created{engine="0"} 3\n'
     )
     assert set(rows) == {"preemptions_total", "time_to_first_token_seconds_count", "vllm:sessions_created"}
