@@ -115,9 +115,13 @@ class Case:
         values = facts.requests.get(column)
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
+    def sql_scope(self, window: Window) -> str:
+        """The run of a window (or the live rows) as SQL text."""
+        return "run_id IS NULL" if window.run_id is None else "run_id = '" + window.run_id.replace("'", "''") + "'"
+
     def sql_where(self, window: Window, column: str) -> str:
         """The window as SQL text, ready for `kvscope sql`."""
-        parts = ["run_id IS NULL" if window.run_id is None else "run_id = '" + window.run_id.replace("'", "''") + "'"]
+        parts = [self.sql_scope(window)]
         if window.start_ns is not None:
             parts.append(f"{column} >= {window.start_ns}")
         if window.end_ns is not None:

@@ -121,10 +121,14 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
 def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tuple[Ledger, Ledger]:
     most = max(timeline.most_running(base), timeline.most_running(suspect))
     long_tokens = ledgers.long_prefill_tokens(base)
+    prefill = base.requests.get("prefill_s")
+    usual = float(np.nanmedian(prefill)) if np.isfinite(prefill).any() else 0.0
     written = []
     for facts, other, is_suspect in ((base, suspect, False), (suspect, base, True)):
-        reuse = _reuse_ratio(other) if quality.caching_is_off(facts)[0] else None
-        ledger = ledgers.write(facts, metric, Context(model, most, long_tokens, reuse, is_suspect))
+        context = Context(
+            model, most, long_tokens, reuse_ratio(other), quality.caching_is_off(facts)[0], usual, is_suspect
+        )
+        ledger = ledgers.write(facts, metric, context)
         if len(ledger.values) == 0:
             raise BadWindow(
                 f"no request of window {facts.name} has a {metric_name(metric)} (all {len(facts.requests)} ended without one)",
@@ -134,11 +138,15 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
     return written[0], written[1]
 
 
-def _reuse_ratio(facts: Facts) -> float | None:
+def reuse_ratio(facts: Facts) -> float | None:
+    """Token-weighted hit rate of a window: from its requests, else from the engine's counters; None where unknown."""
     cached, prompt = facts.requests.get("cached_tokens"), facts.requests.get("prompt_tokens")
     known = np.isfinite(cached) & np.isfinite(prompt)
     total = float(prompt[known].sum())
-    return float(cached[known].sum()) / total if total > 0 else None
+    if total > 0:
+        return float(cached[known].sum()) / total
+    queries, hits = facts.samples.get("prefix_queries_tokens_total"), facts.samples.get("prefix_hits_tokens_total")
+    return hits / queries if queries and hits is not None else None
 
 
 def _mix(base: Facts, suspect: Facts, ledger_b: Ledger, ledger_s: Ledger, seed: int) -> Mix:
@@ -233,44 +241,42 @@ def _rank(
     rows = {row.name: row for row in case.attribution.rows}
     ranked: list[tuple[float, Cause, Claim]] = []
     excluded: list[dict[str, str]] = []
-    taken: set[str] = set()
+    owner = _owners([cause for cause, _ in claims], rows)
     for cause, claim in claims:
-        mine = [name for name in cause.rows if name in rows]
+        mine = [name for name in cause.rows if owner.get(name) == cause.name]
         owned = sum(rows[name].quantile_s for name in mine)
         owned_mean = sum(rows[name].mean_s for name in mine)
         share = owned / change[0] if change[0] else 0.0
         share_mean = owned_mean / change[1] if change[1] else 0.0
         best = share_mean if judged.by_mean else share
         if best < MATERIAL:
-            excluded.append(
-                {
-                    "cause": cause.name,
-                    "because": f"it owns {signed(owned_mean if judged.by_mean else owned)} of the change "
-                    f"({percent(best)}), less than {percent(MATERIAL)}",
-                }
-            )
+            size = signed(owned_mean if judged.by_mean else owned)
+            because = f"it owns {size} of the change ({percent(best)}), less than {percent(MATERIAL)}"
+            others = sorted({owner[name] for name in cause.rows if name in owner} - {cause.name})
+            if others:
+                because = f"its seconds follow from {listing(others)}; " + because
+            excluded.append({"cause": cause.name, "because": because})
             continue
         ranked.append((best, cause, claim))
-        taken.update(mine)
     ranked.sort(key=lambda item: (-item[0], item[1].name))
+    support = _support(case.attribution, [cause for _, cause, _ in ranked], owner, judged)
     factor = quality.penalty(checks)
     named = []
     for position, (_, cause, claim) in enumerate(ranked):
-        shares = _support(case.attribution, first=position == 0, by_mean=judged.by_mean)
-        support = max((shares.get(name, 0.0) for name in cause.rows), default=0.0)
-        confidence = min(1.0, support) * claim.strength * factor
+        confidence = min(1.0, support[position]) * claim.strength * factor
         if not judged.requested.enough:
             confidence = min(confidence, CAP_WHEN_FEW)
-        mine = [name for name in cause.rows if name in p99]
-        tail = sum(p99[name].quantile_s for name in mine)
+        mine = [name for name in cause.rows if owner.get(name) == cause.name]
+        tail = sum(p99[name].quantile_s for name in mine if name in p99)
         named.append(
             NamedCause(
                 cause=cause.name,
+                rows=mine,
                 summary=cause.summary(),
                 subject={"kind": claim.subject[0], "id": claim.subject[1]},
                 interval=_interval_ns(claim, case.suspect),
                 share_p99=tail / delta.p99_s if delta.p99_s else 0.0,
-                mean_s=sum(rows[n].mean_s for n in cause.rows if n in rows),
+                mean_s=sum(rows[name].mean_s for name in mine),
                 p99_s=tail,
                 confidence=round(confidence, 4),
                 confidence_word=confidence_word(confidence),
@@ -282,11 +288,32 @@ def _rank(
     return named, excluded
 
 
-def _support(attribution: Attribution, *, first: bool, by_mean: bool) -> Mapping[str, float]:
-    """Share of replicates in which a row ranks first (for the first cause) or is material (for the others)."""
-    if by_mean:
-        return attribution.first_share_mean if first else attribution.material_share_mean
-    return attribution.first_share if first else attribution.material_share
+def _owners(causes: Sequence[Cause], rows: Mapping[str, Any]) -> dict[str, str]:
+    """Which claiming cause owns each row: a second is blamed once. The cause that explains more of the rows comes first."""
+    owner: dict[str, str] = {}
+    for cause in sorted(causes, key=lambda c: (-len(c.rows), c.name)):
+        for name in cause.rows:
+            if name in rows:
+                owner.setdefault(name, cause.name)
+    return owner
+
+
+def _support(
+    attribution: Attribution, ranked: Sequence[Cause], owner: Mapping[str, str], judged: Judged
+) -> list[float]:
+    """Bootstrap support of each ranked cause: how often the first one ranks first, and the others are material."""
+    draws = attribution.draws_mean if judged.by_mean else attribution.draws
+    if not ranked or len(draws) == 0:
+        return [0.0] * len(ranked)
+    names = [row.name for row in attribution.rows]
+    sign = np.sign(attribution.delta_mean_s if judged.by_mean else attribution.delta_quantile_s)
+    owned = np.stack(
+        [draws[:, [owner.get(name) == cause.name for name in names]].sum(axis=1) * sign for cause in ranked], axis=1
+    )
+    total = draws.sum(axis=1) * sign
+    material = (owned >= MATERIAL * total[:, None]) & (owned > 0)
+    first = (owned.argmax(axis=1) == 0) & material[:, 0]
+    return [float(first.mean()), *(float(m) for m in material[:, 1:].mean(axis=0))]
 
 
 def judged_change(case: Case, judged: Judged) -> tuple[float, float]:
@@ -442,7 +469,7 @@ def _conclude(
 
 
 def _share(cause: NamedCause, rows: Sequence[LedgerRow], delta: Change, judged: Judged) -> float:
-    owned = all_causes()[cause.cause].rows
+    owned = cause.rows
     if not judged.by_mean:
         return sum(r.judged_s for r in rows if r.cause in owned) / delta.judged_s if delta.judged_s else 0.0
     return sum(r.mean_s for r in rows if r.cause in owned) / delta.mean_s if delta.mean_s else 0.0
@@ -450,7 +477,7 @@ def _share(cause: NamedCause, rows: Sequence[LedgerRow], delta: Change, judged: 
 
 def _unexplained(rows: Sequence[LedgerRow], causes: Sequence[NamedCause], delta: Change) -> dict[str, float]:
     """Seconds of the change that no named cause owns, of the mean, of P99 and of the judged quantile, and their share."""
-    owned = {name for c in causes for name in all_causes()[c.cause].rows} | {"length_shift", "mix_shift"}
+    owned = {name for c in causes for name in c.rows} | {"length_shift", "mix_shift"}
     left = [r for r in rows if r.cause not in owned]
     out = {
         "mean_s": sum(r.mean_s for r in left),
@@ -508,7 +535,7 @@ def _next_experiment(causes: Sequence[NamedCause], judged: Judged) -> dict[str, 
     }
 
 
-def _calibration(model: WorkModel) -> Mapping[str, Any]:
+def _calibration(model: WorkModel) -> dict[str, Any]:
     return {
         "prefill_s_per_token": model.prefill_s_per_token,
         "decode_s_per_sequence": model.decode_s_per_seq,

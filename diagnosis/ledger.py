@@ -14,7 +14,7 @@ import numpy as np
 
 from diagnosis import timeline as timelines
 from diagnosis.facts import F64, I64, Facts
-from diagnosis.rows import PASSED_ON, ROWS, UNOBSERVED
+from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.timeline import Spent, Timeline
 from diagnosis.work_model import WorkModel
 
@@ -55,7 +55,10 @@ class Context:
     most_running: int
     long_tokens: float
     reuse_ratio: float | None
-    """Share of prompt tokens the *other* window served from cache, where this window's cache is off; else None."""
+    """Share of prompt tokens that the *other* window served from its cache; None where unknown."""
+    caching_off: bool
+    usual_prefill_s: float
+    """Median prefill of the baseline."""
     suspect: bool
 
 
@@ -104,38 +107,63 @@ def long_prefill_tokens(base: Facts) -> float:
 
 
 def own_work(facts: Facts, context: Context) -> Spent:
-    """Prompt tokens that each request computed and somebody answers for, by kind, and their share of its prefill time."""
+    """Prompt tokens that each request computed, by kind (the last kind is ordinary), and their share of its prefill time."""
     r = facts.requests
     n = len(r)
-    tokens = np.zeros((n, len(PASSED_ON)))
-    computed = np.nan_to_num(r.get("computed_tokens"))
-    left = computed.copy()
+    tokens = np.zeros((n, len(KINDS)))
+    left = np.nan_to_num(r.get("computed_tokens"))
+    prompt = np.nan_to_num(r.get("prompt_tokens"))
 
     def give(kind: str, amount: F64) -> None:
         taken = np.clip(np.nan_to_num(amount), 0.0, left)
-        tokens[:, PASSED_ON.index(kind)] = taken
+        tokens[:, KINDS.index(kind)] = taken
         np.subtract(left, taken, out=left)
 
     if facts.lineage is not None:
         give("premature_eviction", facts.lineage.evicted_tokens)
-    elif facts.blocks is not None and facts.blocks.restored and np.sum(computed) > 0:
+    elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
         size = facts.block_size() or 0
-        give("premature_eviction", computed * min(1.0, facts.blocks.restored * size / float(np.sum(computed))))
-    give("preemption_recompute", r.get("recomputed_tokens"))
-    if context.reuse_ratio is not None:
-        give("prefix_caching_off", context.reuse_ratio * np.nan_to_num(r.get("prompt_tokens")))
+        give("premature_eviction", left * min(1.0, facts.blocks.restored * size / float(left.sum())))
+    if context.caching_off and context.reuse_ratio is not None:
+        give("prefix_caching_off", context.reuse_ratio * prompt)
     give("cold_start", _cold_tokens(facts))
     is_long = left >= context.long_tokens
-    tokens[:, PASSED_ON.index("long_prefill_interference")] = np.where(is_long, left, 0.0)
+    give("long_prefill_interference", np.where(is_long, left, 0.0))
+    if facts.lineage is None and facts.blocks is None and context.reuse_ratio is not None:
+        slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
+        give("reuse_lost", _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower))
+    give("shared_prefill", left.copy())
     density = np.zeros(n)
     rate = context.model.prefill_s_per_token
     prefill = r.get("prefill_s")
     if rate is not None:
-        speed = context.model.slow_factor if context.suspect and context.model.slow_factor else 1.0
-        seconds = tokens.sum(axis=1) * rate * max(speed, 1.0)
+        seconds = tokens.sum(axis=1) * rate * speed(context)
         known = np.isfinite(prefill) & (prefill > 0)
         density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
     return Spent(tokens, density)
+
+
+def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
+    """Tokens to compute beyond what the other window's hit rate would have left, [n].
+
+    Which requests had to compute them is told by the requests themselves where they say what was cached; else those whose
+    prefill took longer than usual (`slower`, s) get them.
+    """
+    shortfall = float(left.sum()) - (1.0 - ratio) * float(prompt.sum())
+    if shortfall <= REUSE_NOISE * float(prompt.sum()):
+        return np.zeros(len(left))
+    weight = left * slower
+    total = float(weight.sum())
+    return shortfall * weight / total if total > 0 else np.zeros(len(left))
+
+
+REUSE_NOISE = 0.05
+"""Change of the token-weighted hit rate below which nothing is said to be lost."""
+
+
+def speed(context: Context) -> float:
+    """Seconds in this window for a second of the faster one."""
+    return 1.0 / max(1.0 - context.model.slow_share(suspect=context.suspect), 1e-3)
 
 
 class Sheet:
@@ -215,7 +243,7 @@ def _write_wait(sheet: Sheet, facts: Facts, queue: F64, lines: Mapping[int, Time
     r = facts.requests
     sheet.add("slow_steps", queue * slow)
     queue = queue * (1.0 - slow)
-    names = ("admission_blocked_on_blocks", "queue_dependency", *PASSED_ON, "queue_load")
+    names = ("admission_blocked_on_blocks", "queue_dependency", *KINDS[:-1], "queue_load")
     done = np.zeros(len(r), dtype=bool)
     for worker, line in lines.items():
         rows = np.flatnonzero(
@@ -242,13 +270,22 @@ def _write_prefill(
     left = prefill * (1.0 - slow)
     rate = context.model.prefill_s_per_token
     if rate is not None:
-        for column, name in enumerate(PASSED_ON[:-1]):  # a long prompt of its own is its own work
-            left = sheet.carve(left, name, spent.tokens[:, column] * rate)
+        for column, name in enumerate(KINDS):
+            if name not in ("long_prefill_interference", "shared_prefill"):  # those of its own are its own work
+                left = sheet.carve(left, name, spent.tokens[:, column] * rate)
     r = facts.requests
     shared = _shared_with(facts, spent, lines, r.scheduled_s, r.engine_first_s, own=True)
-    for column, name in enumerate(PASSED_ON):
-        left = sheet.carve(left, name, shared[:, column] * (1.0 - slow))
-    sheet.add("own_prefill", left)
+    own = np.nan_to_num(r.get("computed_tokens")) * (rate or 0.0)
+    sharable = np.maximum(left - np.minimum(own, left), 0.0)
+    before = sharable.copy()
+    for column, name in enumerate(KINDS):
+        sharable = sheet.carve(sharable, name, shared[:, column] * (1.0 - slow))
+    per_seq = context.model.decode_s_per_seq
+    if per_seq is not None:
+        chunks = r.get("prefill_chunks")
+        steps = np.where(np.isfinite(chunks), chunks, 1.0)
+        sharable = sheet.carve(sharable, "decode_bandwidth", steps * per_seq * _decoding_at(facts, r.scheduled_s))
+    sheet.add("own_prefill", left - before + sharable)
 
 
 def _shared_with(
@@ -256,7 +293,7 @@ def _shared_with(
 ) -> F64:
     """Seconds of [start, end) that the steps spent on the answered-for prefills of *other* requests, [n, kinds]."""
     r = facts.requests
-    out = np.zeros((len(r), len(PASSED_ON)))
+    out = np.zeros((len(r), len(KINDS)))
     for worker, line in lines.items():
         rows = np.flatnonzero((r.worker == worker) & np.isfinite(start_s) & np.isfinite(end_s))
         if len(rows):
@@ -283,7 +320,7 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
-    for column, name in enumerate(PASSED_ON):
+    for column, name in enumerate(KINDS):
         left = sheet.carve(left, name, shared[:, column] * (1.0 - slow))
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq
@@ -327,6 +364,18 @@ def _mean_others(facts: Facts) -> F64:
         seconds = np.interp(end, edges, cumulative) - np.interp(first, edges, cumulative)
         out[rows] = seconds / np.maximum(end - first, 1e-9) - 1.0
     return out
+
+
+def _decoding_at(facts: Facts, at_s: F64) -> F64:
+    """Sequences of the same worker that decoded at an instant of each request (engine's vantage where known), [n]."""
+    r = facts.requests
+    out = np.zeros(len(r))
+    for worker in range(len(r.worker_names)):
+        rows = np.flatnonzero((r.worker == worker) & np.isfinite(at_s) & np.isfinite(r.engine_first_s))
+        first = np.sort(r.engine_first_s[rows])
+        last = np.sort(np.where(np.isfinite(r.engine_last_s), r.engine_last_s, r.engine_first_s)[rows])
+        out[rows] = np.searchsorted(first, at_s[rows], "right") - np.searchsorted(last, at_s[rows], "right")
+    return np.maximum(out, 0.0)
 
 
 def _cold_tokens(facts: Facts) -> F64:

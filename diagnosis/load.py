@@ -7,6 +7,7 @@ do not (each array of instants in `RequestFacts` belongs to one vantage). Warm-u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,31 @@ from engine_probe.errors import BadWindow
 from store import lineage as lineage_queries
 from store.interface import Store, Window
 
-NUMBERS = (
-    "frontend_s tokenize_s queue_s cache_lookup_s kv_load_s kv_transfer_s handover_s alloc_s prefill_s first_sample_s decode_s "
-    "stalled_s postprocess_s tail_s unexplained_s prompt_tokens cached_tokens computed_tokens recomputed_tokens self_hit_tokens "
-    "output_tokens num_preemptions prefill_chunks"
-).split()
+NUMBERS = [
+    "frontend_s",
+    "tokenize_s",
+    "queue_s",
+    "cache_lookup_s",
+    "kv_load_s",
+    "kv_transfer_s",
+    "handover_s",
+    "alloc_s",
+    "prefill_s",
+    "first_sample_s",
+    "decode_s",
+    "stalled_s",
+    "postprocess_s",
+    "tail_s",
+    "unexplained_s",
+    "prompt_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "recomputed_tokens",
+    "self_hit_tokens",
+    "output_tokens",
+    "num_preemptions",
+    "prefill_chunks",
+]
 INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "end_ns")
 COLUMNS = [
     *("request_id", "worker", "state", "tenant", "workload", "session_id", "prefix_hash", "labels"),
@@ -42,15 +63,20 @@ COLUMNS = [
     "token_ns",
     "token_counts",
 ]
-STEP_NUMBERS = (
-    "num_running num_waiting_prefill num_waiting_decode prefill_tokens decode_tokens recomputed_tokens num_preempted blocks_total "
-    "blocks_used blocks_evicted oldest_wait_s probe_s"
-).split()
-ENGINE_ONLY = tuple(n for n in NUMBERS if n.endswith("_s")) + (
+STEP_NUMBERS = [
+    "num_running",
+    "num_waiting_prefill",
+    "num_waiting_decode",
+    "prefill_tokens",
+    "decode_tokens",
     "recomputed_tokens",
-    "num_preemptions",
-    "self_hit_tokens",
-)
+    "num_preempted",
+    "blocks_total",
+    "blocks_used",
+    "blocks_evicted",
+    "oldest_wait_s",
+    "probe_s",
+]
 
 
 def vantages(store: Store, window: Window) -> frozenset[str]:
@@ -92,8 +118,10 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
     marks = _marks(store, bounds, origin)
-    facts_lineage = _lineage(store, window, vantage, requests, workers)
     blocks = _blocks(store, bounds)
+    # without the life of blocks a miss can be joined to nothing
+    facts_lineage = None if blocks is None else _lineage(store, window, vantage, requests, workers)
+    requests = _estimate_computed(requests, samples, workers)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
     return Facts(
         name=name,
@@ -183,6 +211,23 @@ def _requests(table: pa.Table, engine: pa.Table | None, vantage: str, origin: in
         finished=np.array([s == "finished" for s in state], dtype=bool),
         gaps=_gaps(table, origin),
     )
+
+
+def _estimate_computed(
+    requests: RequestFacts, samples: Mapping[str, float], workers: Sequence[WorkerFacts]
+) -> RequestFacts:
+    """Where no request tells its cached tokens, the engine's counters give their share; with caching off it is none."""
+    if requests.has("computed_tokens", 0.01) or not requests.has("prompt_tokens"):
+        return requests
+    queries, hits = samples.get("prefix_queries_tokens_total"), samples.get("prefix_hits_tokens_total")
+    if {w.prefix_caching for w in workers} == {False}:
+        ratio = 0.0
+    elif queries and hits is not None:
+        ratio = hits / queries
+    else:
+        return requests
+    computed = requests.get("prompt_tokens") * (1.0 - ratio)
+    return replace(requests, numbers={**requests.numbers, "computed_tokens": computed})
 
 
 def _gaps(table: pa.Table, origin: int) -> Gaps | None:

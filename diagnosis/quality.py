@@ -38,6 +38,7 @@ def check(facts: Facts) -> list[Check]:
         _finished(facts),
         _unfinished(facts),
         _chunks(facts),
+        _estimated(facts),
         _probe(facts),
     ]
     return [c for c in made if c is not None]
@@ -202,6 +203,17 @@ def _chunks(facts: Facts) -> Check | None:
         "chunks",
         "ok",
         f"{facts.name}: {percent(several)} of requests got several tokens in one chunk; single gaps are an average there",
+    )
+
+
+def _estimated(facts: Facts) -> Check | None:
+    r = facts.requests
+    if r.has("cached_tokens", 0.01) or not r.has("computed_tokens", 0.01):
+        return None
+    return Check(
+        "computed_tokens",
+        "ok",
+        f"{facts.name}: no request says what was cached; computed tokens are prompt tokens times the engine's miss rate",
     )
 
 

@@ -130,7 +130,7 @@ def _next(verdict: Mapping[str, Any]) -> str:
     if experiment is None:
         return "None is needed."
     need = experiment["requests_per_window"]
-    return experiment["statement"] + (
+    return str(experiment["statement"]) + (
         f" {need:,} requests a window show a change of 20 % at power 0.9." if need else ""
     )
 

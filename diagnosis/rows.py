@@ -13,13 +13,14 @@ Precedence, where several rows could claim the same second (first match wins):
 | 7 | ... that filled an empty cache after a start | `cold_start` |
 | 8 | ... that computed a long prompt of another request | `long_prefill_interference` |
 | 9 | waiting through steps of ordinary work | `queue_load` |
-| 10 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 8 |
+| 10 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 8, `shared_prefill`, `decode_bandwidth` |
 | 11 | own prefill, the rest | `own_prefill` |
 | 12 | before the engine: HTTP, parsing, network | `front_end` |
-| 13 | decode: stalls after preemption, steps shared with the prefills above, fuller batches, the rest | `preemption_recompute`, as 4 to 8, `decode_bandwidth`, `own_decode` |
+| 13 | decode: stalls after preemption, steps shared with prefills, fuller batches, the rest | `preemption_recompute`, as 4 to 8, `shared_prefill`, `decode_bandwidth`, `own_decode` |
 | 14 | time between phases that no phase owns | `unexplained` |
 
-Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
+Tokens that the baseline's hit rate would have found cached, lost for a reason that no block event tells, stand in
+`reuse_lost`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ ROWS: Final[dict[str, str]] = {
     "long_prefill_interference": "steps shared with, or waited through, long prompts of others",
     "slow_steps": "the same work took longer per step",
     "queue_load": "waiting behind ordinary work",
+    "shared_prefill": "steps shared with ordinary prompts of others",
+    "reuse_lost": "computing what the baseline found cached; why it was lost is not observable here",
     "own_prefill": "computing its own prompt",
     "decode_bandwidth": "fuller batches: each step serves more sequences",
     "own_decode": "decoding at the speed of a single sequence",
@@ -58,7 +61,14 @@ PASSED_ON: Final = (
 )
 """What a step can spend its prefill time on that somebody answers for; the rest is ordinary work."""
 
-NEUTRAL: Final = frozenset({"own_prefill", "own_decode", "queue_load", "front_end", "other", "queue_dependency"})
+KINDS: Final = (*PASSED_ON, "reuse_lost", "shared_prefill")
+"""All kinds of prefill a step can spend its time on; the last is ordinary work."""
+
+NEUTRAL: Final = frozenset(
+    {"own_prefill", "own_decode", "queue_load", "shared_prefill", "front_end", "other", "queue_dependency"}
+)
 """Rows that describe work; a cause has to claim them before anybody is to blame."""
 
-UNOBSERVED: Final = frozenset({"queue_unobserved", "ttft_unobserved", "decode_unobserved", "decode_stall"})
+UNOBSERVED: Final = frozenset(
+    {"queue_unobserved", "ttft_unobserved", "decode_unobserved", "decode_stall", "reuse_lost"}
+)

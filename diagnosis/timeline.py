@@ -1,7 +1,7 @@
 """Waiting is passed on: what a worker's steps spent their time on, as functions of time that can be integrated.
 
 A timeline is piecewise constant between the instants at which a request arrives, is first scheduled, sees its first token
-or ends. In each piece it knows which share of time went into which kind of prefill (`PASSED_ON`; the rest is ordinary work)
+or ends. In each piece it knows which share of time went into which kind of prefill (`KINDS`)
 and what bound the queue (blocks, dependency, or budget/seats). A request's wait is the difference of two integrals, so
 the rows of a wait sum to the wait exactly.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import F64, Bool, Facts
-from diagnosis.rows import PASSED_ON
+from diagnosis.rows import KINDS
 from diagnosis.work_model import WorkModel
 
 BINDINGS = ("blocks", "dependency", "other")
@@ -23,7 +23,7 @@ SHORT_OF_BLOCKS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What each request's own prefill was: tokens by kind, [n, len(PASSED_ON)], and the share of time it took of a step [n]."""
+    """What each request's own prefill was: tokens by kind, [n, len(KINDS)], and the share of time it took of a step [n]."""
 
     tokens: F64
     density: F64
@@ -31,7 +31,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One worker. `edges` [m+1] s; `activity` [m, len(PASSED_ON)] shares of time; `binding` [m, 3] weights that sum to 1."""
+    """One worker. `edges` [m+1] s; `activity` [m, len(KINDS)] shares of time; `binding` [m, 3] weights that sum to 1."""
 
     edges: F64
     activity: F64
@@ -50,11 +50,11 @@ class Timeline:
         return out
 
     def wait_shares(self) -> F64:
-        """[m, 2 + len(PASSED_ON) + 1]: blocks, dependency, what the steps computed for others, ordinary work. Rows sum to 1."""
+        """[m, 2 + len(KINDS)]: blocks, dependency, what the steps computed for others, and last ordinary work. Rows sum to 1."""
         blocks, dependency, other = self.binding.T
-        rest = np.clip(1.0 - self.activity.sum(axis=1), 0.0, 1.0)
-        passed = self.activity * other[:, None]
-        return np.column_stack([blocks, dependency, passed, rest * other])
+        answered = self.activity[:, :-1]
+        rest = np.clip(1.0 - answered.sum(axis=1), 0.0, 1.0)
+        return np.column_stack([blocks, dependency, answered * other[:, None], rest * other])
 
 
 def build(facts: Facts, worker: int, spent: Spent, model: WorkModel, most_running: int) -> Timeline | None:
@@ -113,15 +113,15 @@ def _level(edges: F64, start: F64, end: F64) -> F64:
 def _activity(edges: F64, scheduled: F64, first: F64, spent: Spent, mine: Bool) -> F64:
     tokens = spent.tokens[mine]
     total = np.maximum(tokens.sum(axis=1), 1e-12)
-    # `tokens` holds only what somebody answers for; its density is already that part of the request's prefill density
     density = spent.density[mine][:, None] * (tokens / total[:, None])
     density[tokens.sum(axis=1) <= 0] = 0.0
-    change = np.zeros((len(edges), len(PASSED_ON)))
+    change = np.zeros((len(edges), len(KINDS)))
     np.add.at(change, np.searchsorted(edges, scheduled), density)
     np.add.at(change, np.searchsorted(edges, first), -density)
     activity = np.clip(np.cumsum(change, axis=0)[:-1], 0.0, None)
     crowd = activity.sum(axis=1)
-    return activity / np.maximum(crowd, 1.0)[:, None]
+    shares: F64 = activity / np.maximum(crowd, 1.0)[:, None]
+    return shares
 
 
 def _blocks_wanted(facts: Facts, mine: Bool, edges: F64) -> F64 | None:
@@ -133,7 +133,7 @@ def _blocks_wanted(facts: Facts, mine: Bool, edges: F64) -> F64 | None:
     if size is None or total is None or not facts.requests.has("prompt_tokens"):
         return None
     r = facts.requests
-    total = total / max(len(r.worker_names), 1)
+    usable = total / max(len(r.worker_names), 1)
     prompt = np.nan_to_num(r.get("prompt_tokens")[mine])
     output = np.nan_to_num(r.get("output_tokens")[mine])
     scheduled = r.scheduled_s[mine]
@@ -144,7 +144,7 @@ def _blocks_wanted(facts: Facts, mine: Bool, edges: F64) -> F64 | None:
     np.add.at(change, np.searchsorted(edges, last), -held)
     running = np.cumsum(change)[:-1]
     head = float(np.ceil(np.mean(prompt) / size)) if len(prompt) else 0.0
-    return (running + head) / total
+    return (running + head) / usable
 
 
 def _binding(
@@ -160,10 +160,8 @@ def _binding(
     preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(facts.requests.get("num_preemptions")) > 0
     evicted = facts.blocks is not None and facts.blocks.evicted > 0
     shortage = preempted or evicted
-    if wanted is not None:
-        blocks = free_seats & (wanted >= SHORT_OF_BLOCKS)
-    else:
-        blocks = free_seats & (prefilling == 0)
+    needed = (wanted >= SHORT_OF_BLOCKS) if wanted is not None else (prefilling == 0)
+    blocks = free_seats & needed
     blocks &= (waiting > 0) & shortage & (not deferred)
     out = np.zeros((len(running), len(BINDINGS)))
     out[:, 0] = blocks

@@ -57,6 +57,7 @@ class NamedCause:
     """A ranked cause of the verdict."""
 
     cause: str
+    rows: Sequence[str]
     summary: str
     subject: dict[str, str | None]
     interval: dict[str, int] | None

@@ -15,6 +15,8 @@ from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
+MIN_QUIET_TOKENS = 4
+"""Tokens outside prefills that a request needs for its mean gap to count."""
 BLOCKS = 8
 """Spans of time a window is cut into to see how much step time drifts by itself."""
 SIGMAS = 2.5
@@ -106,17 +108,35 @@ def _slow_factor(base: Facts, suspect: Facts) -> tuple[float | None, float | Non
 
 
 def _mean_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
-    """(mean gap a token s, running sequences around its middle, middle) a request, where single gaps are not recorded."""
-    tokens = requests.get("output_tokens")
-    decode = requests.get("decode_s")
-    known = np.isfinite(tokens) & (tokens > 1) & np.isfinite(decode)
-    middle = np.where(known, (requests.first_token_s + requests.last_token_s) / 2, np.nan)
-    known &= np.isfinite(middle)
-    running = np.empty(len(requests))
+    """(gap a token s, running sequences, middle) a request, where single gaps are not recorded: its decode without prefills.
+
+    Time in which some prompt of the worker was being computed is taken out, and one token for each such prompt with it.
+    """
+    tokens, decode = requests.get("output_tokens"), requests.get("decode_s")
+    first, last = requests.engine_first_s, requests.engine_last_s
+    known = (
+        np.isfinite(tokens)
+        & np.isfinite(decode)
+        & np.isfinite(first)
+        & np.isfinite(last)
+        & np.isfinite(requests.scheduled_s)
+    )
+    running, busy, prompts = np.zeros(len(requests)), np.zeros(len(requests)), np.zeros(len(requests))
     for worker in range(len(requests.worker_names)):
-        mine = requests.worker == worker
-        running[mine] = running_at(requests, worker, middle[mine])
-    return (decode[known] / (tokens[known] - 1)), running[known], middle[known]
+        mine = (requests.worker == worker) & known
+        if not mine.any():
+            continue
+        running[mine] = running_at(requests, worker, (requests.first_token_s[mine] + requests.last_token_s[mine]) / 2)
+        scheduled, done = requests.scheduled_s[mine], np.sort(first[mine])
+        edges = np.unique(np.concatenate([scheduled, done]))
+        level = np.searchsorted(np.sort(scheduled), edges[:-1], "right") - np.searchsorted(done, edges[:-1], "right")
+        prefilling = np.concatenate([[0.0], np.cumsum((level > 0) * np.diff(edges))])
+        busy[mine] = np.interp(last[mine], edges, prefilling) - np.interp(first[mine], edges, prefilling)
+        prompts[mine] = np.searchsorted(done, last[mine], "right") - np.searchsorted(done, first[mine], "right")
+    left = tokens - 1 - prompts
+    quiet = decode - busy
+    known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
+    return quiet[known] / left[known], running[known], requests.last_token_s[known]
 
 
 def _factor_from_levels(base: tuple[F64, F64, F64], suspect: tuple[F64, F64, F64]) -> tuple[float, float, int] | None:

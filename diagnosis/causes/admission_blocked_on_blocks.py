@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import lineage_sql
 from diagnosis.wording import number, percent, seconds
 
 
@@ -30,7 +31,6 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
 
     Experiment: run the same traffic with 1.5 times the KV blocks; waiting on blocks should vanish, waiting for seats would stay.
     """
-    mean, tail = case.row("admission_blocked_on_blocks")
     facts = case.suspect
     waits = case.suspect_ledger.column("admission_blocked_on_blocks")
     waited = int((waits > 0.001).sum())
@@ -58,7 +58,7 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
                 f"the pool has {number(blocks_now)} usable KV blocks{then}",
                 blocks_now,
                 "blocks",
-                f"SELECT worker, arg_max(num_blocks, at_ns) AS num_blocks FROM worker WHERE {case.sql_where(case.suspect_window, 'at_ns').split(' AND ')[0]} GROUP BY worker",
+                f"SELECT worker, arg_max(num_blocks, at_ns) AS num_blocks FROM worker WHERE {case.sql_scope(case.suspect_window)} GROUP BY worker",
             )
         )
     preemptions = facts.samples.get("preemptions_total")
@@ -69,6 +69,17 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
                 preemptions,
                 "preemptions",
                 f"SELECT at_ns, value FROM sample WHERE name = 'preemptions_total' AND {case.sql_where(case.suspect_window, 'at_ns')} ORDER BY at_ns",
+            )
+        )
+    lineage = facts.lineage
+    if lineage is not None and lineage.evicted_blocks:
+        evidence.append(
+            Evidence(
+                f"to admit others, {number(lineage.evicted_blocks)} blocks were evicted that later prompts asked for again "
+                f"({number(float(lineage.evicted_tokens.sum()))} tokens computed twice)",
+                float(lineage.evicted_blocks),
+                "blocks",
+                lineage_sql(case),
             )
         )
     usage = facts.samples.get("kv_usage_ratio:mean")

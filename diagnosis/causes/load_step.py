@@ -1,4 +1,4 @@
-"""More work arrived a second."""
+"""More requests arrived a second."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from diagnosis.cause import Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.wording import number, percent
 
 CHANGE = 0.10
-"""Relative growth of the offered load from which on it can be a cause."""
+"""Relative growth of the arrival rate from which on it can be a cause."""
 
 
-@cause("load_step", rows=("queue_load", "decode_bandwidth"))
+@cause("load_step", rows=("queue_load", "decode_bandwidth", "shared_prefill"))
 def load_step(case: Case) -> Claim | Excluded | None:
-    """More requests, or more tokens, arrived a second, and ordinary work queued behind ordinary work.
+    """More requests arrived a second, and ordinary work queued behind ordinary work.
 
     Why: near saturation a little more load costs much waiting; the steps are as fast as before, there are only more of them.
 
-    Refuted by: an arrival rate and a token rate that did not change; steps that got longer for the same work.
+    Refuted by: an arrival rate that did not change; steps that got longer for the same work.
 
     Remedy:
     - fleet: add workers, or shed load earlier (vLLM: --max-num-queued-reqs) so that what is accepted meets its target
@@ -34,12 +34,10 @@ def load_step(case: Case) -> Claim | Excluded | None:
     tokens_b = _tokens_per_s(case, True)
     tokens_s = _tokens_per_s(case, False)
     token_growth = tokens_s / tokens_b - 1.0 if tokens_b and tokens_s else None
-    grown = (growth >= CHANGE and z > 3) or (
-        token_growth is not None and token_growth >= CHANGE and z > -3 and growth > -CHANGE
-    )
-    said = f"arrivals {number(rate_b)} -> {number(rate_s)} requests/s ({growth:+.0%})"
+    grown = growth >= CHANGE and z > 3
+    said = f"arrivals {number(rate_b)} -> {number(rate_s)} requests/s ({_grown(growth)})"
     if token_growth is not None:
-        said += f", offered tokens {number(tokens_b or 0)} -> {number(tokens_s or 0)} a second ({token_growth:+.0%})"
+        said += f", offered tokens {number(tokens_b or 0)} -> {number(tokens_s or 0)} a second ({_grown(token_growth)})"
     if not grown:
         return Excluded(f"the offered load did not grow: {said}")
     where_s = case.sql_where(case.suspect_window, "arrival_ns")
@@ -58,6 +56,10 @@ def load_step(case: Case) -> Claim | Excluded | None:
             Evidence(f"steps with the same work took {percent(factor)} of the baseline's time", factor, "ratio")
         )
     return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0)
+
+
+def _grown(growth: float) -> str:
+    return "unchanged" if abs(growth) < 0.005 else f"{growth:+.0%}"
 
 
 def _tokens_per_s(case: Case, base: bool) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
 
 
@@ -28,7 +29,7 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
 
     Experiment: halve --max-num-seqs on one worker; preemptions should stop there at the price of a longer queue.
     """
-    base, suspect = _preemptions(case, case.base), _preemptions(case, case.suspect)
+    base, suspect = _preemptions(case.base), _preemptions(case.suspect)
     if not suspect:
         return Excluded("no preemption in the window")
     n = len(case.suspect.requests)
@@ -60,15 +61,14 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
     )
 
 
-def _preemptions(case: Case, facts: object) -> float | None:
-    assert facts is case.base or facts is case.suspect
-    window = case.base if facts is case.base else case.suspect
-    counted = window.samples.get("preemptions_total")
+def _preemptions(facts: Facts) -> float | None:
+    """Preemptions in a window: from the counter, else from requests, else from steps; None where none of them tells."""
+    counted = facts.samples.get("preemptions_total")
     if counted is not None:
         return counted
-    told = window.requests.get("num_preemptions")
+    told = facts.requests.get("num_preemptions")
     if np.isfinite(told).any():
         return float(np.nansum(told))
-    if window.steps is not None:
-        return float(np.nansum(window.steps.get("num_preempted")))
+    if facts.steps is not None:
+        return float(np.nansum(facts.steps.get("num_preempted")))
     return None

@@ -32,13 +32,12 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     if off_then:
         return Excluded("prefix caching was off in both windows")
     cached, prompt = case.total(case.base, "cached_tokens"), case.total(case.base, "prompt_tokens")
-    where = case.sql_where(case.suspect_window, "at_ns")
     evidence = [
         Evidence(
             why_now,
             0.0,
             "tokens found in the cache",
-            f"SELECT worker, arg_max(prefix_caching, at_ns) AS prefix_caching FROM worker WHERE {where.split(' AND ')[0]} GROUP BY worker",
+            f"SELECT worker, arg_max(prefix_caching, at_ns) AS prefix_caching FROM worker WHERE {case.sql_scope(case.suspect_window)} GROUP BY worker",
         )
     ]
     if cached is not None and prompt:

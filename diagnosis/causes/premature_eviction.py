@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import lineage_sql
 from diagnosis.wording import number, percent, seconds
 
 
@@ -52,7 +53,7 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
                 f"in the cache, were evicted and were computed again{back}",
                 again,
                 "tokens",
-                _lineage_sql(case),
+                lineage_sql(case),
                 _affected(case),
             )
         )
@@ -109,16 +110,3 @@ def _affected(case: Case, limit: int = 5) -> list[str]:
         return []
     order = np.argsort(lineage.evicted_tokens)[::-1][:limit]
     return [str(case.suspect.requests.request_id[i]) for i in order if lineage.evicted_tokens[i] > 0]
-
-
-def _lineage_sql(case: Case) -> str:
-    size = case.suspect.block_size()
-    where = case.sql_where(case.suspect_window, "arrival_ns")
-    scope = case.sql_where(case.suspect_window, "at_ns").split(" AND ")[0]
-    return (
-        f"WITH missed AS (SELECT request_id, arrival_ns AS at_ns, unnest(prompt_blocks[cached_tokens // {size} + 1:]) AS block_hash FROM request "
-        f"WHERE vantage = '{case.suspect.requests.vantage}' AND {where}), "
-        f"life AS (SELECT block_hash, at_ns, change FROM block WHERE {scope} AND change IN ('stored', 'evicted')) "
-        f"SELECT coalesce(l.change, 'never stored') AS last_change, count(*) AS blocks, count(*) * {size} AS tokens "
-        "FROM missed m ASOF LEFT JOIN life l ON m.block_hash = l.block_hash AND m.at_ns > l.at_ns GROUP BY ALL"
-    )
