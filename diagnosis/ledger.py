@@ -15,12 +15,9 @@ import numpy as np
 from diagnosis import timeline as timelines
 from diagnosis.facts import F64, I64, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
+from diagnosis.spent import Context, own_work
 from diagnosis.timeline import Spent, Timeline
-from diagnosis.work_model import WorkModel
 
-LONG_PREFILL = 4.0
-LONG_PREFILL_TOKENS = 1024
-"""A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
 STALL = 8.0
 """A gap between tokens is a stall from this many times the usual gap on."""
 
@@ -45,21 +42,6 @@ class Ledger:
         total = float(self.values.sum())
         hidden = sum(float(self.column(name).sum()) for name in UNOBSERVED)
         return hidden / total if total > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What both windows of a pair share when their ledgers are written."""
-
-    model: WorkModel
-    most_running: int
-    long_tokens: float
-    reuse_ratio: float | None
-    """Share of prompt tokens that the *other* window served from its cache; None where unknown."""
-    caching_off: bool
-    usual_prefill_s: float
-    """Median prefill of the baseline."""
-    suspect: bool
 
 
 def metric_values(facts: Facts, metric: str) -> F64:
@@ -97,73 +79,6 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
         dust = values[keep] - parts.sum(axis=1)
         parts[np.arange(len(keep)), np.abs(parts).argmax(axis=1)] += dust
     return Ledger(metric, names, parts, first, values[keep], keep)
-
-
-def long_prefill_tokens(base: Facts) -> float:
-    """Computed prompt tokens from which on a prefill counts as long, judged by the baseline's prompts."""
-    prompt = base.requests.get("prompt_tokens")
-    median = float(np.nanmedian(prompt)) if np.isfinite(prompt).any() else 0.0
-    return max(LONG_PREFILL * median, float(LONG_PREFILL_TOKENS))
-
-
-def own_work(facts: Facts, context: Context) -> Spent:
-    """Prompt tokens that each request computed, by kind (the last kind is ordinary), and their share of its prefill time."""
-    r = facts.requests
-    n = len(r)
-    tokens = np.zeros((n, len(KINDS)))
-    left = np.nan_to_num(r.get("computed_tokens"))
-    prompt = np.nan_to_num(r.get("prompt_tokens"))
-
-    def give(kind: str, amount: F64) -> None:
-        taken = np.clip(np.nan_to_num(amount), 0.0, left)
-        tokens[:, KINDS.index(kind)] = taken
-        np.subtract(left, taken, out=left)
-
-    if facts.lineage is not None:
-        give("premature_eviction", facts.lineage.evicted_tokens)
-    elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
-        size = facts.block_size() or 0
-        give("premature_eviction", left * min(1.0, facts.blocks.restored * size / float(left.sum())))
-    if context.caching_off and context.reuse_ratio is not None:
-        give("prefix_caching_off", context.reuse_ratio * prompt)
-    give("cold_start", _cold_tokens(facts))
-    is_long = left >= context.long_tokens
-    give("long_prefill_interference", np.where(is_long, left, 0.0))
-    if facts.lineage is None and facts.blocks is None and context.reuse_ratio is not None:
-        slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
-        give("reuse_lost", _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower))
-    give("shared_prefill", left.copy())
-    density = np.zeros(n)
-    rate = context.model.prefill_s_per_token
-    prefill = r.get("prefill_s")
-    if rate is not None:
-        seconds = tokens.sum(axis=1) * rate * speed(context)
-        known = np.isfinite(prefill) & (prefill > 0)
-        density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
-    return Spent(tokens, density)
-
-
-def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
-    """Tokens to compute beyond what the other window's hit rate would have left, [n].
-
-    Which requests had to compute them is told by the requests themselves where they say what was cached; else those whose
-    prefill took longer than usual (`slower`, s) get them.
-    """
-    shortfall = float(left.sum()) - (1.0 - ratio) * float(prompt.sum())
-    if shortfall <= REUSE_NOISE * float(prompt.sum()):
-        return np.zeros(len(left))
-    weight = left * slower
-    total = float(weight.sum())
-    return shortfall * weight / total if total > 0 else np.zeros(len(left))
-
-
-REUSE_NOISE = 0.05
-"""Change of the token-weighted hit rate below which nothing is said to be lost."""
-
-
-def speed(context: Context) -> float:
-    """Seconds in this window for a second of the faster one."""
-    return 1.0 / max(1.0 - context.model.slow_share(suspect=context.suspect), 1e-3)
 
 
 class Sheet:
@@ -376,33 +291,3 @@ def _decoding_at(facts: Facts, at_s: F64) -> F64:
         last = np.sort(np.where(np.isfinite(r.engine_last_s), r.engine_last_s, r.engine_first_s)[rows])
         out[rows] = np.searchsorted(first, at_s[rows], "right") - np.searchsorted(last, at_s[rows], "right")
     return np.maximum(out, 0.0)
-
-
-def _cold_tokens(facts: Facts) -> F64:
-    """Tokens computed because the cache was still empty: the mean shortfall of the cold period against the rest of the window.
-
-    The cold period begins with a `worker_up` or `cache_reset` mark. It counts only where it stands out from the rest by three
-    standard errors: single requests with a long tail of their own are no cold start.
-    """
-    r = facts.requests
-    out = np.zeros(len(r))
-    starts = [m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
-    prompt = r.get("prompt_tokens")
-    share = r.get("cached_tokens") / np.where(prompt > 0, prompt, np.nan)
-    if facts.lineage is not None:
-        share = share + facts.lineage.evicted_tokens / np.where(prompt > 0, prompt, np.nan)
-    cold = np.zeros(len(r), dtype=bool)
-    for start in starts:
-        cold |= (r.arrival_s >= start) & (r.arrival_s <= start + COLD_PERIOD_S)
-    inside, outside = share[cold & np.isfinite(share)], share[~cold & np.isfinite(share)]
-    if min(len(inside), len(outside)) < 10:
-        return out
-    shortfall = float(outside.mean() - inside.mean())
-    error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
-    if shortfall > max(3 * error, 0.01):
-        out[cold] = np.clip(outside.mean() - share[cold], 0.0, 1.0) * prompt[cold]
-    return np.nan_to_num(out)
-
-
-COLD_PERIOD_S = 60.0
-"""How long after a start (or a cache reset) misses are put down to the empty cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.ledger import long_prefill_tokens
+from diagnosis.spent import long_prefill_tokens
 from diagnosis.wording import number, seconds
 
 

@@ -1,0 +1,66 @@
+"""Which quantile carries the verdict: the one that was asked for, or what too few requests still allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.comparability import Mix
+from diagnosis.facts import F64
+from diagnosis.ledger import Ledger
+from diagnosis.significance import Significance, compare
+from diagnosis.wording import metric_name, quantile_name
+
+FALLBACK = "0.95"
+"""Judged where the quantile that was asked for has no interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Which quantile carries the verdict, and what was found about it and about the one that was asked for."""
+
+    quantile: str
+    asked: str
+    requested: Significance
+    significance: Significance
+    notes: list[str]
+
+    @property
+    def changed(self) -> bool:
+        return self.significance.changed or self.significance.changed_mean
+
+    @property
+    def by_mean(self) -> bool:
+        """The mean carries the verdict: the quantile has no interval, or did not change by itself."""
+        return not self.significance.changed
+
+
+def carry(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+    def at(q: str) -> Significance:
+        return compare(base.values, suspect.values, q, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed)
+
+    requested = at(quantile)
+    notes: list[str] = []
+    if requested.enough:
+        return Judged(quantile, quantile, requested, requested, notes)
+    name, fallback = quantile_name(quantile), quantile_name(FALLBACK)
+    need = (
+        ""
+        if requested.n_needed is None
+        else f"; about {requested.n_needed:,} requests a window would show a change of 20 %"
+    )
+    notes.append(f"too few for an interval of {name} {metric_name(metric)}: {requested.reason}{need}")
+    if float(quantile) > float(FALLBACK):
+        lower = at(FALLBACK)
+        carried = (
+            f"{fallback} and the mean carry the verdict"
+            if lower.enough
+            else f"{fallback} has no interval either; the mean carries the verdict"
+        )
+        notes.append(f"{carried}; {name} is shown without an interval")
+        return Judged(FALLBACK, quantile, requested, lower, notes)
+    notes.append("the mean carries the verdict")
+    return Judged(quantile, quantile, requested, requested, notes)
+
+
+def weights(mix: Mix, side: int) -> F64 | None:
+    return (mix.w_base, mix.w_suspect)[side] if mix.shifted else None

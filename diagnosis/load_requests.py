@@ -1,0 +1,187 @@
+"""Request rows of a window as aligned arrays: the client's and the engine's row of one request joined by `request_id`.
+
+Durations travel across vantages, instants do not: each array of instants belongs to one vantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import F64, Gaps, Obj, RequestFacts, WorkerFacts
+
+NUMBERS = [
+    "frontend_s",
+    "tokenize_s",
+    "queue_s",
+    "cache_lookup_s",
+    "kv_load_s",
+    "kv_transfer_s",
+    "handover_s",
+    "alloc_s",
+    "prefill_s",
+    "first_sample_s",
+    "decode_s",
+    "stalled_s",
+    "postprocess_s",
+    "tail_s",
+    "unexplained_s",
+    "prompt_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "recomputed_tokens",
+    "self_hit_tokens",
+    "output_tokens",
+    "num_preemptions",
+    "prefill_chunks",
+]
+
+
+INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "end_ns")
+
+
+COLUMNS = [
+    *("request_id", "worker", "state", "tenant", "workload", "session_id", "prefix_hash", "labels"),
+    *INSTANTS,
+    *NUMBERS,
+    "token_ns",
+    "token_counts",
+]
+
+
+def is_warmup(table: pa.Table) -> np.ndarray:
+    found = pc.map_lookup(_as_map(table["labels"]), "phase", "first")
+    return np.asarray(pc.fill_null(pc.equal(found, "warmup"), False))
+
+
+def _as_map(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.map_(pa.string(), pa.string()))
+
+
+def join_vantages(table: pa.Table, engine: pa.Table | None, vantage: str, origin: int) -> RequestFacts:
+    n = table.num_rows
+    instants = {name: seconds_since(table[name], origin) for name in INSTANTS}
+    numbers = {name: floats(table[name]) for name in NUMBERS}
+    worker = table["worker"]
+    own = {
+        "arrival": "arrival_ns",
+        "scheduled": "first_scheduled_ns",
+        "first": "first_token_ns",
+        "last": "last_token_ns",
+    }
+    if vantage == "engine":
+        engine_at = {key: instants[column] for key, column in own.items()}
+    elif engine is not None:
+        position = pc.index_in(table["request_id"], value_set=engine["request_id"].combine_chunks())
+        taken = engine.take(position.combine_chunks() if isinstance(position, pa.ChunkedArray) else position)
+        engine_at = {key: seconds_since(taken[column], origin) for key, column in own.items()}
+        for name in NUMBERS:
+            theirs = floats(taken[name])
+            numbers[name] = np.where(np.isfinite(numbers[name]), numbers[name], theirs)
+        worker = pc.coalesce(worker, taken["worker"])
+        client_ttft = instants["first_token_ns"] - instants["arrival_ns"]
+        engine_ttft = engine_at["first"] - engine_at["arrival"]
+        numbers["network_s"] = np.clip(client_ttft - engine_ttft, 0.0, None)
+        numbers["engine_ttft_s"] = engine_ttft
+    else:
+        engine_at = {key: np.full(n, np.nan) for key in own}
+    computed = numbers["prompt_tokens"] - numbers["cached_tokens"]
+    numbers["computed_tokens"] = np.where(np.isfinite(numbers["computed_tokens"]), numbers["computed_tokens"], computed)
+    codes = (
+        worker.combine_chunks().dictionary_encode()
+        if isinstance(worker, pa.ChunkedArray)
+        else worker.dictionary_encode()
+    )
+    names: list[str | None] = codes.dictionary.to_pylist()
+    code = np.asarray(pc.fill_null(codes.indices, len(names))).astype(np.int64)
+    if (code == len(names)).any():
+        names.append(None)
+    state = np.asarray(table["state"].to_pylist(), dtype=object)
+    return RequestFacts(
+        vantage=vantage,
+        origin_ns=origin,
+        worker_names=tuple(names),
+        request_id=_objects(table["request_id"]),
+        worker=code,
+        arrival_s=instants["arrival_ns"],
+        first_token_s=instants["first_token_ns"],
+        last_token_s=instants["last_token_ns"],
+        end_s=instants["end_ns"],
+        engine_arrival_s=engine_at["arrival"],
+        scheduled_s=engine_at["scheduled"],
+        engine_first_s=engine_at["first"],
+        engine_last_s=engine_at["last"],
+        numbers=numbers,
+        tenant=_objects(table["tenant"]),
+        workload=_objects(table["workload"]),
+        session=_objects(table["session_id"]),
+        prefix=_objects(table["prefix_hash"]),
+        finished=np.array([s == "finished" for s in state], dtype=bool),
+        gaps=_gaps(table, origin),
+    )
+
+
+def estimate_computed(
+    requests: RequestFacts, samples: Mapping[str, float], workers: Sequence[WorkerFacts]
+) -> RequestFacts:
+    """Where no request tells its cached tokens, the engine's counters give their share; with caching off it is none."""
+    if requests.has("computed_tokens", 0.01) or not requests.has("prompt_tokens"):
+        return requests
+    queries, hits = samples.get("prefix_queries_tokens_total"), samples.get("prefix_hits_tokens_total")
+    if {w.prefix_caching for w in workers} == {False}:
+        ratio = 0.0
+    elif queries and hits is not None:
+        ratio = hits / queries
+    else:
+        return requests
+    computed = requests.get("prompt_tokens") * (1.0 - ratio)
+    return replace(requests, numbers={**requests.numbers, "computed_tokens": computed})
+
+
+def _gaps(table: pa.Table, origin: int) -> Gaps | None:
+    column = table["token_ns"].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.list_(pa.int64()))
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+    if lengths.sum() == 0:
+        return None
+    at = np.asarray(column.flatten()).astype(np.int64)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.zeros(len(at), dtype=bool)
+    starts[np.cumsum(lengths)[:-1][np.cumsum(lengths)[:-1] < len(at)]] = True
+    starts[0] = True
+    gap = np.diff(at, prepend=at[0]) / 1e9
+    counts = table["token_counts"].combine_chunks()
+    tokens = np.ones(len(at))
+    if counts.null_count < len(counts):
+        flat = np.asarray(counts.flatten()).astype(float)
+        if len(flat) == len(at):
+            tokens = flat
+    keep = ~starts
+    return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep])
+
+
+def seconds_since(column: pa.ChunkedArray, origin: int) -> F64:
+    """Instants (ns) -> seconds since the origin, NaN for null; subtracted as integers, so nothing is rounded."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    filled = np.asarray(pc.fill_null(values, origin)).astype(np.int64)
+    seconds = (filled - origin) / 1e9
+    seconds[np.asarray(pc.is_null(values))] = np.nan
+    return seconds
+
+
+def floats(column: pa.ChunkedArray) -> F64:
+    return np.asarray(
+        column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if isinstance(column, pa.Array)
+        else column.cast(pa.float64()).to_numpy(),
+        dtype=float,
+    )
+
+
+def _objects(column: pa.ChunkedArray) -> Obj:
+    return np.array(column.to_pylist(), dtype=object)
