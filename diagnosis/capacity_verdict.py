@@ -7,6 +7,7 @@ also needs blocks for generated tokens and for what runs at once, and therefore 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,19 +41,20 @@ class CapacityVerdict:
     points: tuple[CapacityPoint, ...]
 
 
-def capacity_verdict(requests: pa.Table, workers: pa.Table) -> CapacityVerdict:
+def capacity_verdict(requests: pa.Table, workers: pa.Table, also: Sequence[int] = ()) -> CapacityVerdict:
     """Judge the capacity of the caches that served `requests` (columns as in `cache_loads`, and cached_tokens).
 
+    also   further sizes (blocks of each worker) for the curve
     Raises DiagnosisError where no request names its prompt blocks.
     """
     loads = cache_loads(requests, workers)
     own = common([load.num_blocks for load in loads])
     needs = [smallest_size_for(load.trace, KNEE_SHARE, counted=load.counted) for load in loads]
     knee = max((need for need in needs if need is not None), default=None)
-    sizes: list[int | None] = [] if own is None else [round(own * factor) for factor in GROWTH]
-    if knee is not None and knee not in sizes:
-        sizes.append(knee)
-    points = curve_over(loads, "lru", [*sorted(size for size in sizes if size is not None), None])
+    sizes = {*also, *([] if own is None else [round(own * factor) for factor in GROWTH])}
+    if knee is not None:
+        sizes.add(knee)
+    points = curve_over(loads, "lru", [*sorted(sizes), None])
     ceiling = points[-1].hit_rate
     reused = _engine_ratio(requests, loads)
     if own is None or knee is None or ceiling is None:

@@ -1,0 +1,239 @@
+"""`kvscope demo`: two recordings of a real vLLM, imported, compared and explained, in one go and offline.
+
+The same traffic was served twice by the same engine, once with ample KV blocks and once with few. Nothing is told to the
+diagnosis but which run is the baseline. Every step is what the verbs do (`import`, `diagnose`, `capacity`, `sql`,
+`report`); the commands to repeat them are printed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from collector.output import JsonOption, emit, emit_json, say
+from engine_probe.errors import UsageError
+
+if TYPE_CHECKING:
+    from collector.commands.import_ import Staged
+    from store.duckdb_store import DuckDBStore
+    from store.interface import Store
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "examples" / "recordings"
+RUNS = {"ample": "a-ample-long", "squeezed": "c-squeeze-long"}
+STORE_NAME, REPORT_NAME = "kvscope.duckdb", "report.md"
+SQL = (
+    "SELECT run_id, count(*) FILTER (change = 'stored') AS stored, count(*) FILTER (change = 'evicted') AS evicted, "
+    "round(median(age_s) FILTER (change = 'evicted'), 1) AS median_life_s FROM block GROUP BY run_id ORDER BY run_id"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb `demo`."""
+    app.command("demo")(demo)
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder for the store and the report; made where absent.")
+    ] = Path("demo-out"),
+    recordings: Annotated[Path, typer.Option(help="Folder of the two recordings.", show_default=False)] = RECORDINGS,
+    json: JsonOption = False,
+) -> None:
+    """Diagnose two recordings of a real vLLM: why is P99 TTFT ten times higher with the same traffic?"""
+    started = time.perf_counter()
+    for name in RUNS.values():
+        if not (recordings / name / "scenario.json").is_file():
+            raise UsageError(
+                f"the recording {name} is not in {recordings}. The demo runs from the source tree (make demo); elsewhere "
+                "give --recordings FOLDER, the source tree's examples/recordings"
+            )
+    document = run(_fresh_store(folder), folder / REPORT_NAME, recordings, _silent if json else say)
+    if json:
+        emit_json({**document, "seconds": round(time.perf_counter() - started, 1)})
+    else:
+        emit(render(document))
+        say(f"\n{time.perf_counter() - started:.1f} s")
+
+
+def run(store_path: Path, report: Path, recordings: Path, talk: Callable[[str], None]) -> dict[str, Any]:
+    """Import both recordings into a new store, judge, and write the report; everything that was found, as one document."""
+    from diagnosis.diagnose import diagnose
+    from diagnosis.windows import parse_window
+    from store.open import open_store
+
+    store = open_store(str(store_path))
+    try:
+        imported = _import(recordings, store, talk)
+        talk("comparing the two runs")
+        now_ns = time.time_ns()
+        baseline, suspect = (parse_window(name, store, now_ns) for name in RUNS)
+        verdict = diagnose(store, baseline, suspect, now_ns=now_ns).to_dict()
+        capacity = _capacity(store)
+        talk("asking the blocks themselves, in SQL")
+        answer = _sql(store)
+        engines = store.query("SELECT DISTINCT engine, engine_version FROM worker").to_pylist()
+    finally:
+        store.close()
+    _write_report(report, verdict)
+    return {
+        "store": str(store_path),
+        "report": str(report),
+        "engines": engines,
+        "imported": imported,
+        "diagnosis": verdict,
+        "capacity": capacity,
+        "sql": {"sql": SQL, **answer},
+    }
+
+
+def render(document: dict[str, Any]) -> str:
+    """What a person reads of the document."""
+    from diagnosis.text import summary
+
+    return "\n\n".join(
+        [
+            _introduction(document),
+            summary(document["diagnosis"]),
+            _capacity_text(document["capacity"]),
+            _sql_text(document["sql"]),
+            _next_text(document["store"], document["report"]),
+        ]
+    )
+
+
+def _fresh_store(folder: Path) -> Path:
+    """Path of a store that does not exist yet; what an earlier demo left there is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in (STORE_NAME, f"{STORE_NAME}.wal", REPORT_NAME):
+            (folder / left).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used for the demo: {error.strerror}; give another --dir") from error
+    return folder / STORE_NAME
+
+
+def _import(recordings: Path, store: Store, talk: Callable[[str], None]) -> dict[str, Any]:
+    """Both recordings into the store. The second is read in a process of its own meanwhile: reading is what takes time."""
+    import multiprocessing
+    import tempfile
+    from concurrent.futures import ProcessPoolExecutor
+    from dataclasses import replace
+
+    from collector.commands.import_ import append
+
+    talk(f"reading {len(RUNS)} recordings of a real vLLM from {recordings}")
+    summaries = {}
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+            paths = {run: Path(folder) / run for run in RUNS}
+            first, second = RUNS
+            reading = pool.submit(stage_to, recordings / RUNS[second], second, paths[second])
+            staged = {first: stage_to(recordings / RUNS[first], first, paths[first]), second: reading.result()}
+        for run, chunks in staged.items():
+            with paths[run].open("rb") as file:
+                summaries[run] = append(replace(chunks, file=file), store)
+    return summaries
+
+
+def stage_to(recording: Path, run: str, path: Path) -> Staged:
+    """Read a recording into the file `path`; the answer can go to another process (its `file` is closed: reopen `path`)."""
+    import io
+    from dataclasses import replace
+
+    from collector.commands.import_ import stage
+    from engine_probe.readers.detect import open_source
+    from engine_probe.readers.source import ReadOptions
+
+    with path.open("w+b") as file:
+        staged = stage(open_source(recording), run, ReadOptions(), file)
+    return replace(staged, file=io.BytesIO())
+
+
+def _capacity(store: Store) -> dict[str, Any]:
+    """Verdict of each run; every curve also holds the size of the other run's cache."""
+    from dataclasses import asdict
+
+    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
+    from diagnosis.capacity_verdict import capacity_verdict
+    from store.interface import Window
+
+    tables = {
+        name: (
+            store.rows("request", Window(run_id=name), (*REQUEST_COLUMNS, "cached_tokens")),
+            store.rows("worker", Window(run_id=name), WORKER_COLUMNS),
+        )
+        for name in RUNS
+    }
+    sizes = {size for _, workers in tables.values() for size in workers.column("num_blocks").to_pylist() if size}
+    return {name: asdict(capacity_verdict(*both, also=sorted(sizes))) for name, both in tables.items()}
+
+
+def _sql(store: DuckDBStore) -> dict[str, Any]:
+    """The statement as `kvscope sql` runs it: in a jailed child process."""
+    from store.sandbox import run_sql
+
+    return run_sql(SQL, data=store.sql_data()).to_dict()
+
+
+def _write_report(path: Path, verdict: dict[str, Any]) -> None:
+    from importlib.metadata import version
+
+    from diagnosis.report import render_markdown
+
+    path.write_text(render_markdown(verdict, version=version("kvscope")), encoding="utf-8")
+
+
+def _introduction(document: dict[str, Any]) -> str:
+    counts = [summary["rows"] for summary in document["imported"].values()]
+    rows, blocks = sum(sum(kinds.values()) for kinds in counts), sum(kinds["block"] for kinds in counts)
+    engine = ", ".join(f"{row['engine']} {row['engine_version']}" for row in document["engines"])
+    return (
+        f"The same traffic, served twice by a real engine ({engine}, a small model on a CPU): the runs ample and squeezed.\n"
+        f"Imported: {rows:,} rows, among them {blocks:,} events of KV blocks. Told to kvscope: which run is the baseline."
+    )
+
+
+def _capacity_text(capacity: dict[str, Any]) -> str:
+    from diagnosis.text import table
+
+    measured = {verdict["num_blocks"]: verdict["engine_ratio"] for verdict in capacity.values()}
+    rows = []
+    for point in capacity["squeezed"]["points"]:
+        engine = measured.get(point["blocks"]) if point["blocks"] else None
+        size = f"{point['blocks']:,}" if point["blocks"] else "no end"
+        rows.append([size, f"{point['hit_rate']:.1%}", "" if engine is None else f"{engine:.1%}"])
+    return "\n".join(
+        [
+            "Capacity: the blocks that prompts asked for, replayed at other sizes",
+            *(f"  {name:9} {verdict['sentence']}" for name, verdict in capacity.items()),
+            table(["blocks", "reused in the replay", "by the engine"], rows),
+        ]
+    )
+
+
+def _sql_text(answer: dict[str, Any]) -> str:
+    from diagnosis.text import table
+
+    rows = [[f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row] for row in answer["rows"]]
+    return "The life of the blocks, from the raw events, in SQL\n" + table([c["name"] for c in answer["columns"]], rows)
+
+
+def _next_text(store: str, report: str) -> str:
+    more = {
+        f"kvscope diagnose --store {store} --baseline ample --suspect squeezed": "evidence, its SQL, what it is not",
+        f'kvscope sql --store {store} "SELECT ..."': "any question of yours",
+        f"kvscope serve --store {store}": "keep the service up, on 127.0.0.1:8321",
+        "kvscope attach vllm": "watch a vLLM of your own",
+    }
+    width = max(map(len, more))
+    lines = [f"  {command:{width}}  {what}" for command, what in more.items()]
+    return "\n".join([f"The report is {report}. Go on from here:", *lines])
+
+
+def _silent(_: str) -> None:
+    return
