@@ -138,7 +138,7 @@ def test_host_shares_are_samples_of_no_worker(squeezed: tuple[Any, Notes]) -> No
 
 
 def test_slow_facts_are_one_row_a_worker(squeezed: tuple[Any, Notes]) -> None:
-    """Geometry from scenario, log and cache_config_info together: 111 usable blocks of 32 tokens, 3,072 bytes a token."""
+    """Geometry from scenario, log and cache_config_info: 111 usable blocks of 32 tokens, 3,072 bytes a token."""
     (row,) = squeezed[0]["worker"]
     expected = {
         "engine": "vllm",
@@ -208,7 +208,7 @@ def test_chunks_with_several_tokens_have_no_counts() -> None:
 
 
 def test_caching_switched_off_is_a_fact() -> None:
-    """--no-enable-prefix-caching: prefix_caching false, hits 0 of 0 looked up, and an empty event stream is no error."""
+    """--no-enable-prefix-caching: prefix_caching false, 0 hits of 0 looked up, and no events are no error."""
     rows, _ = read(RECORDINGS / "vllm-0.32.0-cache-off")
     (worker,) = rows["worker"]
     assert worker["prefix_caching"] is False
@@ -247,8 +247,10 @@ def test_a_failed_request_keeps_its_error() -> None:
 
 @pytest.mark.parametrize(
     ("status", "error", "finish_reason", "state"),
-    [(200, None, "length", "finished"), (200, None, "abort", "aborted"), (429, None, None, "rejected")]
-    + [
+    [
+        (200, None, "length", "finished"),
+        (200, None, "abort", "aborted"),
+        (429, None, None, "rejected"),
         (503, "busy", None, "rejected"),
         (500, None, None, "failed"),
         (200, "cut", None, "failed"),
