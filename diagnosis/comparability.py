@@ -35,6 +35,7 @@ MAX_STRATA = 256
 PER_STRATUM = 20  # requests of the smaller window that a stratum should hold on average
 MIN_PRESENT = 5  # fewer requests than this cannot stand for a stratum
 MAX_P, MIN_TV = 0.01, 0.02
+TAIL, MIN_TAIL_RATIO, TAIL_Z = 0.99, 2.0, 2.576  # a tail moved when its share doubles beyond chance (p < 0.01)
 PERMUTATIONS = 500
 MAX_BEYOND = 0.05
 MAX_NAMED, MIN_NAMED_SHARE = 8, 0.002
@@ -66,8 +67,9 @@ def common_mix(base: Mapping[str, Any], suspect: Mapping[str, Any], *, seed: int
     """Weights for a common mix of prompt_tokens, output_tokens (NaN = unknown), workload and tenant (None = unknown).
 
     A mix differs materially when a permutation test of the G statistic says so (p < 0.01) and its total variation
-    exceeds what chance gives by 0.02. A dimension that one window does not know at all is not compared, and that is
-    said. Raises DiagnosisError when a window's columns differ in length, or hold none of the four.
+    exceeds what chance gives by 0.02, or the share of the longest 1 % doubles. A dimension that one window does not know
+    at all is not compared, and that is said. Raises DiagnosisError when a window's columns differ in length, or hold
+    none of the four.
     """
     sizes = (_size(base, "baseline"), _size(suspect, "suspect"))
     dimensions, statements = _dimensions(base, suspect, sizes)
@@ -83,12 +85,15 @@ def common_mix(base: Mapping[str, Any], suspect: Mapping[str, Any], *, seed: int
         if test.material:
             moved.append(name)
             statements.append(f"{WORDS[name]} moved: {test}")
+        elif dimension.tail is not None:
+            moved.append(name)
+            statements.append(f"{WORDS[name]} moved in its tail: {dimension.tail}")
     # Most shifted first, because those are the last to be given up.
     still = sorted((name for name in dimensions if name not in moved), key=lambda name: -excess[name])
     codes, labels = _strata(dimensions, moved, still, sizes)
     test = _difference(codes, labels, sizes, rng)
     strata = f"over {len(labels)} strata: {test}"
-    if not test.material:
+    if not test.material and not (moved and test.p < MAX_P):
         statements.append(f"the mixes do not differ materially {strata}; no reweighting")
         return _unchanged(sizes, statements, shifts, tuple(moved), test)
     statements.append(f"the mixes differ {strata}; both windows are reweighted to a common mix")
@@ -117,12 +122,14 @@ class _Test:
 class _Dimension:
     """One pooled column, baseline first: lengths with NaN for unknown, or category numbers with their words.
 
-    support: lengths at which one window ends and a good part of the other lies beyond; bins never reach across them.
+    edges: lengths that bins never reach across: where one window ends and a good part of the other lies beyond, and
+    where a tail that moved begins, which `tail` then states.
     """
 
     name: str
     lengths: F64 | None = None
-    support: tuple[float, ...] = ()
+    edges: tuple[float, ...] = ()
+    tail: str | None = None
     codes: I64 | None = None
     words: tuple[str, ...] = ()
 
@@ -139,7 +146,7 @@ class _Dimension:
         assert self.lengths is not None
         known = ~np.isnan(self.lengths)
         inside = self.lengths[known]
-        edges = np.unique([*np.quantile(inside, cuts, method="inverted_cdf"), *self.support])
+        edges = np.unique([*np.quantile(inside, cuts, method="inverted_cdf"), *self.edges])
         edges = edges[edges < inside.max()]  # a bin above the largest length would be empty
         codes = np.where(known, np.searchsorted(edges, np.where(known, self.lengths, 0.0)), edges.size + 1)
         bounds = [f"{edge:,.0f}" for edge in edges]
@@ -185,7 +192,10 @@ def _pool(name: str, columns: list[Any]) -> tuple[_Dimension, npt.NDArray[np.boo
         lengths = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns])
         known = ~np.isnan(lengths)
         sides = [side[~np.isnan(side)] for side in np.split(lengths, [len(columns[0])])]
-        return _Dimension(name, lengths=lengths, support=_support_ends(sides)), known
+        if any(side.size == 0 for side in sides):
+            return _Dimension(name, lengths=lengths), known
+        tail_edge, tail = _tail(*sides)
+        return _Dimension(name, lengths=lengths, edges=(*_support_ends(sides), *tail_edge), tail=tail), known
     pooled = np.concatenate([np.asarray(column, dtype=object) for column in columns])
     encoded = pa.array(pooled, type=pa.string(), from_pandas=True).dictionary_encode()
     words = encoded.dictionary.to_pylist()
@@ -198,10 +208,8 @@ def _pool(name: str, columns: list[Any]) -> tuple[_Dimension, npt.NDArray[np.boo
     return _Dimension(name, codes=renumber[raw], words=tuple(words[w] for w in top)), raw < len(words)
 
 
-def _support_ends(sides: list[F64]) -> tuple[float, ...]:
+def _support_ends(sides: list[F64]) -> list[float]:
     """Where one window's lengths end (0.5 % left aside) while more than 5 % of the other's lie beyond."""
-    if any(side.size == 0 for side in sides):
-        return ()
     ends: list[float] = []
     for this, other in (sides, sides[::-1]):
         low, high = (float(end) for end in np.quantile(this, [0.005, 0.995], method="inverted_cdf"))
@@ -209,7 +217,20 @@ def _support_ends(sides: list[F64]) -> tuple[float, ...]:
             ends.append(high)
         if (other < low).mean() > MAX_BEYOND:
             ends.append(low - 1.0)
-    return tuple(ends)
+    return ends
+
+
+def _tail(base: F64, suspect: F64) -> tuple[list[float], str | None]:
+    """Where the longest 1 % of both windows begins, and how its share moved; nothing when it did not."""
+    pooled = np.concatenate([base, suspect])
+    level = float(np.quantile(pooled, TAIL, method="inverted_cdf"))
+    share = float((pooled >= level).mean())
+    shares = (float((base >= level).mean()), float((suspect >= level).mean()))
+    chance = np.sqrt(share * (1.0 - share) * (1.0 / base.size + 1.0 / suspect.size))
+    if abs(shares[1] - shares[0]) <= TAIL_Z * chance or max(shares) < MIN_TAIL_RATIO * min(shares):
+        return [], None
+    text = f"{shares[0]:.1%} of the baseline and {shares[1]:.1%} of the suspect have {level:,.0f} tokens or more"
+    return [level - 1.0], text
 
 
 def _strata(

@@ -106,7 +106,7 @@ def test_a_cut_off_tail_is_reported_and_not_guessed():
 @pytest.mark.parametrize("q", ["", "nan", "0", "-0.5", "1.01", "99%", "p99"])
 def test_a_quantile_that_is_none_is_refused(q: str):
     """Whatever is not a decimal in (0, 1] is a usage error that names it."""
-    with pytest.raises(UsageError, match="0.99"):
+    with pytest.raises(UsageError, match="such as"):
         nearest_rank(np.ones(3), q)
 
 
