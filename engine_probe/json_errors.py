@@ -57,7 +57,10 @@ def line_error(lines: bytes, error: Exception, skipped: int = 0) -> InvalidRows:
         number = numbered[0][0] if numbered else 1
         return invalid_rows(f"is neither a header nor a row: {what}", place=f"line {number}", expected=_header_words())
     number, line = numbered[int(match["index"])]
-    content = msgspec.json.decode(line)
+    try:
+        content = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as broken:  # e.g. two values on one line
+        return _unreadable(broken, f"line {number}")
     name = content.get("kind") if isinstance(content, dict) else None
     if name is None:
         return invalid_rows("has no kind", place=f"line {number}", expected=f"one of: {' '.join(KINDS)}")

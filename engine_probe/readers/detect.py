@@ -9,7 +9,7 @@ import msgspec
 
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers import events, mooncake, pages
-from engine_probe.readers.lines import open_plain
+from engine_probe.readers.lines import head
 from engine_probe.readers.recording import Recording
 from engine_probe.readers.source import Source
 
@@ -53,18 +53,14 @@ def _file(path: Path) -> Source:
         raise UnknownFormat(f"{path} is empty. Was the copy complete?")
     if magic == b"PAR1" or path.name.endswith(events.PARQUET):
         return events.EventFiles([path], path)
-    try:
-        with open_plain(path) as stream:
-            head = stream.read(_HEAD_BYTES)
-    except (EOFError, OSError) as error:
-        raise UnknownFormat(f"{path} is a damaged or half gzip file: {error}. Copy it again.") from error
-    if not head.strip():
+    start = head(path, _HEAD_BYTES)
+    if not start.strip():
         raise UnknownFormat(f"{path} holds nothing but empty lines.")
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _json_file(path, head)
-    if b"\0" not in head and _looks_like_page(head):
+    if start.lstrip()[:1] in (b"{", b"["):
+        return _json_file(path, start)
+    if b"\0" not in start and _looks_like_page(start):
         return pages.PageFiles([path])
-    raise UnknownFormat(f"{path} is nothing that is known (it begins with {head[:24]!r}). Known are {KNOWN}.")
+    raise UnknownFormat(f"{path} is nothing that is known (it begins with {start[:24]!r}). Known are {KNOWN}.")
 
 
 def _holds_events(path: Path) -> bool:
@@ -73,14 +69,13 @@ def _holds_events(path: Path) -> bool:
     if not path.name.endswith(events.NDJSON):
         return False
     try:
-        with open_plain(path) as stream:
-            return events.is_event_line(stream.readline(_HEAD_BYTES))
-    except (EOFError, OSError):
+        return events.is_event_line(head(path, _HEAD_BYTES).lstrip().split(b"\n", 1)[0])
+    except UnknownFormat:
         return True  # the reader says what is wrong with it
 
 
-def _json_file(path: Path, head: bytes) -> Source:
-    first = head.lstrip().split(b"\n", 1)[0]
+def _json_file(path: Path, start: bytes) -> Source:
+    first = start.lstrip().split(b"\n", 1)[0]
     try:
         row: Any = msgspec.json.decode(first)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -98,9 +93,9 @@ def _json_file(path: Path, head: bytes) -> Source:
     raise UnknownFormat(f"{path}: JSON lines with {shown} are not known. Known are {KNOWN}.")
 
 
-def _looks_like_page(head: bytes) -> bool:
+def _looks_like_page(start: bytes) -> bool:
     """Some of its first lines are comments of a page, or a name and a number."""
-    for line in head.split(b"\n")[:50]:
+    for line in start.split(b"\n")[:50]:
         words = line.split()
         if line.startswith((b"# HELP ", b"# TYPE ")):
             return True

@@ -22,6 +22,15 @@ def open_plain(path: Path) -> BinaryIO:
     return gzip.open(path, "rb") if is_gzip else path.open("rb")  # type: ignore[return-value]
 
 
+def head(path: Path, num_bytes: int) -> bytes:
+    """The first bytes, decompressed. Raises UnknownFormat for a gzip file that is damaged before they end."""
+    try:
+        with open_plain(path) as stream:
+            return stream.read(num_bytes)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UnknownFormat(f"{path} is a damaged or half gzip file: {error}. Copy it again.") from error
+
+
 def text_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(line number from 1, bytes without the newline) of every line that is not empty.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from engine_probe.errors import UnknownFormat
-from engine_probe.readers.lines import json_lines, open_plain
+from engine_probe.readers.lines import head, json_lines
 from engine_probe.readers.scrapes import ScrapeTarget
 from engine_probe.readers.source import CHUNK_ROWS, Notes, ReadOptions
 
@@ -44,8 +44,7 @@ class PageFiles:
             guessed += at_ns is None
             timed.append((path.stat().st_mtime_ns if at_ns is None else at_ns, path.name, path))
         for at_ns, name, path in sorted(timed):
-            with open_plain(path) as stream:
-                text = stream.read(MAX_PAGE_BYTES + 1)
+            text = head(path, MAX_PAGE_BYTES + 1)
             try:
                 target.take(text, at_ns)
             except UnknownFormat as error:

@@ -25,7 +25,9 @@ def batch(*events: Any, ts: float = TS, rank: int | None = 0) -> bytes:
     return msgspec.msgpack.encode([ts, list(events), rank])
 
 
-def stored(hashes: list[int | bytes], tokens: list[int], parent: int | bytes | None = None, **more: Any) -> dict[str, Any]:
+def stored(
+    hashes: list[int | bytes], tokens: list[int], parent: int | bytes | None = None, **more: Any
+) -> dict[str, Any]:
     event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
     return event | {"block_size": 4, "lora_id": None, "medium": "GPU", "lora_name": None} | more
 
@@ -246,7 +248,9 @@ def test_a_partial_last_block_says_how_many_tokens_it_has() -> None:
     assert rows[0]["block_hash"] == chain(TOKENS[:4], 4, SALT)[0]
 
 
-@pytest.mark.parametrize("tokens", [[], TOKENS[:4], TOKENS, [[5, 6], [6, 7], [7, 8], [8, 9], [9, 10]], [1 << 40] * 8, ["a"] * 8])
+@pytest.mark.parametrize(
+    "tokens", [[], TOKENS[:4], TOKENS, [[5, 6], [6, 7], [7, 8], [8, 9], [9, 10]], [1 << 40] * 8, ["a"] * 8]
+)
 def test_tokens_that_do_not_fit_the_blocks_give_the_fallback(tokens: list[Any]) -> None:
     """Absent, too few, too many, pairs (EAGLE), out of range, text: counted, still a row a block."""
     rows, _, counts = run(batch(stored([11, 12], tokens)))
@@ -259,7 +263,9 @@ def test_a_reset_clears_and_is_marked() -> None:
     """AllBlocksCleared: one row without a block, a mark; what was there is not evicted later by accident."""
     rows, marks, counts = run(batch(stored([11], TOKENS[:4])), batch({"type": "AllBlocksCleared"}), batch(removed(11)))
     assert (rows[1]["change"], rows[1]["block_hash"], rows[1]["reason"]) == ("cleared", None, "reset")
-    assert [(mark["mark"], mark["subject"], mark["attrs"]) for mark in marks] == [("cache_reset", "w", [("blocks", "1")])]
+    assert [(mark["mark"], mark["subject"], mark["attrs"]) for mark in marks] == [
+        ("cache_reset", "w", [("blocks", "1")])
+    ]
     assert (rows[2]["age_s"], counts.unknown_removed) == (None, 1)
 
 

@@ -39,7 +39,11 @@ def test_canonical_numbers_are_kept_at_every_scrape() -> None:
 def test_workers_and_label_sets_are_thinned_apart() -> None:
     """The same value of another series is no repetition."""
     thinner = Thinner()
-    rows: list[Row] = [("a", 0, "x", {"le": "1"}, 1.0), ("b", 0, "x", {"le": "1"}, 1.0), ("a", 0, "y", {"le": "1"}, 1.0)]
+    rows: list[Row] = [
+        ("a", 0, "x", {"le": "1"}, 1.0),
+        ("b", 0, "x", {"le": "1"}, 1.0),
+        ("a", 0, "y", {"le": "1"}, 1.0),
+    ]
     assert thinner.thin(rows) == rows
 
 
