@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
+START_S = 30.0
+"""How long a child may take to come up; on a busy machine its imports take seconds, and they are not the statement's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,11 @@ class SqlRunner:
         self.max_children = max_children
         self._seats = threading.BoundedSemaphore(max_children)
         self._lock = threading.Lock()
-        self._running: set[_Child] = set()
+        self._running: set[_Child | None] = set()
         self._prewarm = prewarm
         self._spare: _Child | None = None
         self._closed = False
+        self._taken = 0
         if prewarm:
             self.warm()
 
@@ -125,6 +128,12 @@ class SqlRunner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def free_seats(self) -> int:
+        """How many statements could start now."""
+        with self._lock:
+            return self.max_children - self._taken
 
     def warm(self) -> None:
         """Have a child ready: it imports while nobody waits for it."""
@@ -136,7 +145,7 @@ class SqlRunner:
         """End every child, running ones too."""
         with self._lock:
             self._closed = True
-            children = [*self._running, *([self._spare] if self._spare else [])]
+            children = [child for child in (*self._running, self._spare) if child]
             self._spare = None
         for child in children:
             child.end()
@@ -156,7 +165,7 @@ class SqlRunner:
         Raises QueryRefused (not allowed, or DuckDB cannot answer it), QueryKilled (time, memory, or `cancelled` was
         set), StoreBusy (all children are taken, or another process holds the database).
         """
-        data = data or SqlData(parquet_dir=parquet_dir, hot=hot or {})
+        data = data or SqlData(parquet_dir=parquet_dir, hot={} if hot is None else hot)
         rows = self.limits.max_rows if max_rows is None else max(0, min(max_rows, self.limits.max_rows))
         if not self._seats.acquire(timeout=self.limits.wait_s):
             raise StoreBusy(
@@ -166,13 +175,16 @@ class SqlRunner:
             )
         child = None
         try:
+            with self._lock:
+                self._taken += 1
             child = self._take()
             return _Conversation(child, self.limits, cancelled).hold(sql, data, rows)
         finally:
             if child is not None:
                 child.end()
-                with self._lock:
-                    self._running.discard(child)
+            with self._lock:
+                self._running.discard(child)
+                self._taken -= 1
             self._seats.release()
             if self._prewarm:
                 self.warm()
@@ -285,7 +297,7 @@ class _Conversation:
         self._child = child
         self._limits = limits
         self._cancelled = cancelled
-        self._deadline = time.monotonic() + limits.timeout_s
+        self._deadline = time.monotonic() + START_S
         self._waiter = wire.Waiter(self._deadline, cancelled)
 
     def hold(self, sql: str, data: SqlData, max_rows: int) -> SqlResult:
@@ -293,6 +305,7 @@ class _Conversation:
         sock = self._child.socket
         sock.settimeout(self._limits.timeout_s)
         try:
+            self._await_start()
             wire.send(sock, wire.JOB, json.dumps(self._job(sql, data, max_rows)).encode())
             needs = json.loads(bytes(self._expect(wire.NEEDS, MIB)))
             with _shared(data.hot, needs["kinds"]) as (layout, fds):
@@ -304,6 +317,20 @@ class _Conversation:
         except (wire.Gone, wire.TooLong, ValueError) as error:
             raise self._died(error) from error
         return SqlResult(columns, table, bool(end["truncated"]), float(end["elapsed_s"]), tuple(needs["walls"]))
+
+    def _await_start(self) -> None:
+        """The statement's time begins when the child is up. Raises StoreBusy where it does not come up."""
+        try:
+            self._expect(wire.READY, 0)
+        except wire.Late:
+            if self._cancelled is not None and self._cancelled.is_set():
+                raise
+            raise StoreBusy(
+                f"No process for the statement came up within {START_S:g} s: the machine is overloaded. Try again later.",
+                retry_after_s=30,
+            ) from None
+        self._deadline = time.monotonic() + self._limits.timeout_s
+        self._waiter = wire.Waiter(self._deadline, self._cancelled)
 
     def _job(self, sql: str, data: SqlData, max_rows: int) -> dict[str, Any]:
         limits = self._limits

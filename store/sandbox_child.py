@@ -41,7 +41,7 @@ ATTACHED = "store"
 STORE_COLUMNS = ("source", "received_ns")
 """Columns that the store adds to each kind. Typed again here: `store.tables` would pull SQLAlchemy into the child."""
 
-BATCH_ROWS = 8192
+BATCH_ROWS = 2048  # DuckDB's own vector: rows may be wide
 
 
 def main(descriptor: int) -> None:
@@ -61,6 +61,7 @@ def main(descriptor: int) -> None:
     sock = socket.socket(fileno=descriptor)
     jail = Jail()
     try:
+        wire.send(sock, wire.READY)
         _, body, _ = wire.receive(sock, limit=16 << 20)
     except wire.Gone:
         return  # a spare child whose parent needs it no more
@@ -241,6 +242,8 @@ def _stream(sock: socket.socket, connection: duckdb.DuckDBPyConnection, max_rows
     wire.send(sock, wire.BATCH, memoryview(_encode(pa.RecordBatch.from_pylist([], schema=reader.schema))))
     for batch in reader:
         fitting = batch.slice(0, rows_left)
+        while fitting.nbytes > bytes_left and fitting.num_rows:
+            fitting = fitting.slice(0, fitting.num_rows // 2)
         body = _encode(fitting)
         while body.size > bytes_left and fitting.num_rows:
             fitting = fitting.slice(0, fitting.num_rows // 2)

@@ -12,7 +12,7 @@ import struct
 import time
 from typing import Final
 
-JOB, NEEDS, HOT, COLUMNS, BATCH, END, ERROR = b"J", b"N", b"H", b"C", b"B", b"E", b"X"
+READY, JOB, NEEDS, HOT, COLUMNS, BATCH, END, ERROR = b"R", b"J", b"N", b"H", b"C", b"B", b"E", b"X"
 
 _HEADER: Final = struct.Struct("=cQ")
 
