@@ -1,4 +1,4 @@
-"""An HTTP server that looks like a vLLM to `kvscope attach`: its pages are set by the test, its death is a method call."""
+"""An HTTP server that looks like a vLLM to `kvscope attach`: the test sets its pages, and its death is a method call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ CONFIG = 'block_size="32",cache_dtype="auto",enable_prefix_caching="{caching}",e
 
 
 def page(
-    *, start_s: float | None = 1_700_000_000.0, blocks: int = 41, caching: bool = True, plugin: str | None = None, **counters: float
+    *,
+    start_s: float | None = 1_700_000_000.0,
+    blocks: int = 41,
+    caching: bool = True,
+    plugin: str | None = None,
+    **counters: float,
 ) -> str:
     """A small /metrics page: process start, cache config, and counters by wire name without `vllm:`."""
     lines = [] if start_s is None else [f"process_start_time_seconds {start_s}"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 POLL_MS: Final = 100
 BURST: Final = 500
+CLEARED_BEFORE_NS: Final = 1_000
 REPLAY_PAUSE_S: Final = 30.0
 START_CHECK_S: Final = 2.0
 
@@ -146,7 +147,8 @@ class KvReader:
             return
         rank = head.data_parallel_rank or 0
         if self._is_new_life(rank, seq, head.ts):
-            self._decoder.restart(self._worker, rank, round(head.ts * 1e9))
+            # Strictly before what the new process stored, or its first blocks would look cleared.
+            self._decoder.restart(self._worker, rank, round(head.ts * 1e9) - CLEARED_BEFORE_NS)
             self._ended(rank)
         gap = self._decoder.gap_before(self._worker, seq, rank)
         if gap is not None and link.replay is not None:

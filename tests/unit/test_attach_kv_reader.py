@@ -217,6 +217,7 @@ def test_a_sequence_that_falls_is_a_new_life(engine: Engine, follow: Follow) -> 
     until(lambda: len(rows.blocks) == 6)
     assert [row["change"] for row in rows.blocks] == ["stored"] * 3 + ["cleared"] + ["stored"] * 2
     assert rows.blocks[3]["reason"] == "restart"
+    assert rows.blocks[2]["at_ns"] < rows.blocks[3]["at_ns"] < rows.blocks[4]["at_ns"]
     assert rows.gaps() == [("3", None)]
     assert [mark["mark"] for mark in rows.marks].count("worker_up") == 1
 
