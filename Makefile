@@ -7,12 +7,13 @@ BIN := .venv/bin
 export PYTHON
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test bench clean
+.PHONY: help demo test docs bench clean
 
 help:
 	@echo "make demo    two recordings of a real vLLM, diagnosed: which cause owns how much of the P99 (ends by itself)"
 	@echo "make test    style, types, layers and every test that can run here"
 	@echo "make bench   what starting the command costs, beside a bare python (the other benchmarks: bench/README.md)"
+	@echo "make docs    write the generated parts of README.md"
 	@echo "make clean   remove what the targets made"
 
 demo:
@@ -25,6 +26,10 @@ test:
 	@$(STAGE) "types" $(BIN)/mypy
 	@$(STAGE) "layers" $(BIN)/lint-imports
 	@$(STAGE) "tests" $(BIN)/python -m pytest --durations=10 $(ARGS)
+
+docs:
+	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "README.md" $(BIN)/python docs/readme.py
 
 bench:
 	@$(STAGE) "set-up" sh .ci/venv service,lake,dev

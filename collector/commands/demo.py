@@ -82,6 +82,7 @@ def run(store_path: Path, report: Path, recordings: Path, talk: Callable[[str], 
     return {
         "store": str(store_path),
         "report": str(report),
+        "program": _program(),
         "engines": engines,
         "imported": imported,
         "diagnosis": verdict,
@@ -100,7 +101,7 @@ def render(document: dict[str, Any]) -> str:
             summary(document["diagnosis"]),
             _capacity_text(document["capacity"]),
             _sql_text(document["sql"]),
-            _next_text(document["store"], document["report"]),
+            _next_text(document),
         ]
     )
 
@@ -223,12 +224,25 @@ def _sql_text(answer: dict[str, Any]) -> str:
     return "The life of the blocks, from the raw events, in SQL\n" + table([c["name"] for c in answer["columns"]], rows)
 
 
-def _next_text(store: str, report: str) -> str:
+def _program() -> str:
+    """How this command is called from here: by its name where that is on PATH, else by its path."""
+    import os
+    import shutil
+    import sys
+
+    called = Path(sys.argv[0])
+    if called.name != "kvscope" or shutil.which("kvscope"):
+        return "kvscope"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) or not called.is_absolute() else str(called)
+
+
+def _next_text(document: dict[str, Any]) -> str:
+    store, report, kvscope = document["store"], document["report"], document["program"]
     more = {
-        f"kvscope diagnose --store {store} --baseline ample --suspect squeezed": "evidence, its SQL, what it is not",
-        f'kvscope sql --store {store} "SELECT ..."': "any question of yours",
-        f"kvscope serve --store {store}": "keep the service up, on 127.0.0.1:8321",
-        "kvscope attach vllm": "watch a vLLM of your own",
+        f"{kvscope} diagnose --store {store} --baseline ample --suspect squeezed": "evidence, its SQL, what it is not",
+        f'{kvscope} sql --store {store} "SELECT ..."': "any question of yours",
+        f"{kvscope} serve --store {store}": "keep the service up, on 127.0.0.1:8321",
+        f"{kvscope} attach vllm http://127.0.0.1:8000": "watch a vLLM of your own",
     }
     width = max(map(len, more))
     lines = [f"  {command:{width}}  {what}" for command, what in more.items()]
