@@ -54,7 +54,8 @@ class Attribution:
     material_share  share of replicates in which the row has at least 10 % of the change, with its sign
     merged          the parts reported together inside the row "other"
     replicates      how many replicates were drawn: fewer than asked when the windows are large
-    draws, draws_mean   [replicates, len(rows)] the rows' seconds of the quantile and of the mean in each replicate
+    draws, draws_mean   [replicates, len(rows)] the rows' seconds of the quantile and of the mean in each replicate;
+                    with draws_dependence [replicates] a replicate's change of the quantile is complete
     Intervals are None where the windows do not carry the quantile (`reason`), mean intervals with under 20 requests.
     """
 
@@ -72,6 +73,7 @@ class Attribution:
     reason: str | None = None
     draws: F64 = field(default_factory=lambda: np.empty((0, 0)), repr=False)
     draws_mean: F64 = field(default_factory=lambda: np.empty((0, 0)), repr=False)
+    draws_dependence: F64 = field(default_factory=lambda: np.empty(0), repr=False)
 
     def row(self, name: str) -> Row | None:
         """The row of a part; of "other" for a part that was merged; None for a name that is not known."""
@@ -254,13 +256,12 @@ def _collect(
         reason=reason,
         draws=_as_columns(rows, len(table)),
         draws_mean=_as_columns(means, len(table)),
+        draws_dependence=dependence,
     )
 
 
 def _as_columns(draws: F64, k: int) -> F64:
     """Replicates as [replicates, k]; a row that was added for what is zero everywhere gets zeros."""
-    if draws.size == 0:
-        return np.zeros((0, k))
     return np.pad(draws, ((0, 0), (0, k - draws.shape[1])))
 
 

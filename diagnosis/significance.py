@@ -227,9 +227,10 @@ def required_n(q: str, sided: int = 1) -> int:
 def n_for_change(values: F64, q: str, change: float = 0.2, power: float = 0.9) -> int:
     """Requests each window needs to see the quantile change by `change` (a ratio) at 95 % with the given power.
 
-    n = (z_0.975 + z_power)^2 * 2 q (1-q) / (f^2 theta d^2): d the change in seconds, theta the extremal index, f the
-    density at the quantile from the spacing of order statistics one standard deviation of the rank to either side.
-    Never below what any interval needs: `required_n` and ten tail episodes, each divided by theta.
+    n = (z_0.975 + z_power)^2 * (1 + (1 + c)^2) q (1-q) / (f^2 theta d^2): c the change as a ratio and d in seconds (a
+    window that got slower by c also scatters more by c), theta the extremal index, f the density at the quantile from
+    the spacing of order statistics one standard deviation of the rank to either side. Never below what any interval
+    needs: `required_n` and ten tail episodes, each divided by theta.
     """
     values, _ = check_values(values, None)
     exact = parse_quantile(q)
@@ -249,7 +250,7 @@ def n_for_change(values: F64, q: str, change: float = 0.2, power: float = 0.9) -
     if step <= 0.0:
         return floor
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(power)
-    return max(floor, math.ceil(z**2 * 2.0 * spread * (density_inverse / step) ** 2 / theta))
+    return max(floor, math.ceil(z**2 * (1.0 + (1.0 + change) ** 2) * spread * (density_inverse / step) ** 2 / theta))
 
 
 def interval_95(draws: F64, *, one_sided: bool = False) -> tuple[float, float]:
