@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
+from threading import BoundedSemaphore, Condition, Lock
 from typing import Final
 
 import duckdb
@@ -22,6 +22,7 @@ from store.border import border, no_database, opening_error
 MEMORY: Final = ":memory:"
 CHECKPOINT_THRESHOLD: Final = "256MB"
 _HEADROOM_BYTES: Final = 32 << 20
+_READS_END_S: Final = 5.0
 
 _open_files: set[Path] = set()
 _open_files_lock = Lock()
@@ -47,11 +48,12 @@ class Database:
             self._config["memory_limit"] = f"{memory_limit_bytes}B"
         self._slots = BoundedSemaphore(num_readers)
         self._read_wait_s = read_wait_s
-        self._guard = Lock()
+        self._guard = Condition()
+        self._active: set[duckdb.DuckDBPyConnection] = set()
+        self._reviving = False
         self._idle: list[duckdb.DuckDBPyConnection] = []
         self._most_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._threads = 1
-        self._num_reading = 0
         self._claim()
         try:
             self._connection: duckdb.DuckDBPyConnection | None = self._connect(read_only)
@@ -78,20 +80,22 @@ class Database:
             )
         try:
             with self._guard:
+                self._guard.wait_for(lambda: not self._reviving)
                 owner = self._connection
                 cursor = self._idle.pop() if self._idle else self.cursor()
-                self._num_reading += 1
+                self._active.add(cursor)
                 self._use_threads(cursor, self._most_threads)
             try:
                 with border(self.url):
                     yield cursor
             finally:
                 with self._guard:
-                    self._num_reading -= 1
-                    if owner is self._connection and owner is not None:
+                    self._active.discard(cursor)
+                    if owner is self._connection and owner is not None and not self._reviving:
                         self._idle.append(cursor)
                     else:
                         cursor.close()
+                    self._guard.notify_all()
         finally:
             self._slots.release()
 
@@ -102,17 +106,29 @@ class Database:
         on several threads costs about twice the CPU of one on a single thread, and gains nothing.
         """
         with self._guard:
-            if not self._num_reading:
+            if not self._active:
                 self._use_threads(cursor, 1)
 
     def revive(self) -> None:
-        """Open the file again after DuckDB invalidated its instance, for reading only where writing fails."""
+        """Open the file again after DuckDB invalidated its instance, for reading only where writing fails.
+
+        Waits for the reads that run, since the old instance lives as long as one of its cursors; they fail soon anyway.
+        """
         with self._guard:
-            self._drop()
+            self._reviving = True
             try:
-                self._connection, self.degraded = self._connect(read_only=False), False
-            except StoreError:
-                self._connection, self.degraded = self._connect(read_only=True), True
+                if not self._guard.wait_for(lambda: not self._active, timeout=_READS_END_S):
+                    for cursor in self._active:
+                        cursor.interrupt()
+                    self._guard.wait_for(lambda: not self._active, timeout=_READS_END_S)
+                self._drop()
+                try:
+                    self._connection, self.degraded = self._connect(read_only=False), False
+                except StoreError:
+                    self._connection, self.degraded = self._connect(read_only=True), True
+            finally:
+                self._reviving = False
+                self._guard.notify_all()
 
     def close(self) -> None:
         """Let go of the file."""

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_REVIVAL_S = 0.2
+_LONGEST_NAME = 1000
+
 
 class DuckDBStore:
     """One DuckDB file (or memory), for one process."""
@@ -75,7 +78,7 @@ class DuckDBStore:
     def append(self, batch: Batch, timeout_s: float = 30.0) -> Receipt:
         """Commit a batch; back when it is on disk. Raises StoreBusy, DiskFull, BatchRejected. See `Store.append`."""
         self._writing()
-        check_tables(batch)
+        check_batch(batch)
         received_ns = self._clock() if batch.received_ns is None else batch.received_ns
         num_rows = sum(table.num_rows for table in batch.tables.values())
         num_bytes = sum(table.nbytes for table in batch.tables.values())
@@ -112,6 +115,16 @@ class DuckDBStore:
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:
         """Our own SQL over tables and views. See `Store.query`."""
+        try:
+            return self._query(sql, params)
+        except StoreError as error:
+            if error.facts.get("error") != "FatalException":
+                raise
+            # The writer's checkpoint failed and took DuckDB's instance down; the writer opens the file again.
+            time.sleep(_REVIVAL_S)
+            return self._query(sql, params)
+
+    def _query(self, sql: str, params: Sequence[Any]) -> pa.Table:
         with self._database.reading() as cursor:
             return cursor.execute(sql, list(params)).to_arrow_table()
 
@@ -299,8 +312,17 @@ def contract_types(kind: str, table: pa.Table) -> pa.Table:
     return table
 
 
-def check_tables(batch: Batch) -> None:
-    """BatchRejected where a table is of no known kind or does not have exactly the contract's columns."""
+def check_batch(batch: Batch) -> None:
+    """BatchRejected where the identity is none, or a table does not have exactly the columns of a known kind."""
+    identity = batch.identity
+    if identity is not None and not (
+        0 <= identity.seq < 2**63 and len(identity.source) <= _LONGEST_NAME and len(identity.epoch) <= _LONGEST_NAME
+    ):
+        raise BatchRejected(
+            f"The batch has no possible identity: seq {identity.seq} must be from 0 and below 2^63, and source and "
+            f"epoch at most {_LONGEST_NAME} characters.",
+            seq=identity.seq,
+        )
     for kind, table in batch.tables.items():
         if kind not in TABLES:
             raise BatchRejected(f"There is no kind {kind!r}. The kinds are {', '.join(TABLES)}.", kind=kind)

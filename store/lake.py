@@ -25,7 +25,7 @@ import pyarrow as pa
 from engine_probe.errors import StoreBusy, StoreError
 from engine_probe.events import KINDS
 from store.border import border
-from store.duckdb_store import check_tables, contract_types
+from store.duckdb_store import check_batch, contract_types
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
 from store.lake_commit import Committed, LakeCommitter, alone, install
 from store.statements import create_statement, instant_column, render, select_rows
@@ -98,7 +98,7 @@ class LakeStore:
     def commit(self, batches: Sequence[Batch], timeout_s: float = 30.0) -> Committed:
         """As `append_all`, and say how many tries it took."""
         for batch in batches:
-            check_tables(batch)
+            check_batch(batch)
         if not self._writing.acquire(timeout=timeout_s):
             raise StoreBusy(f"Another commit to {self.url} is still running. Send the batch again.", retry_after_s=5)
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from engine_probe.errors import UsageError
 from engine_probe.events import PHASES
-from store.percentile import nearest_rank, parse_quantile, quantile_sql, rank_index, rank_interval
+from store.percentile import nearest_rank, parse_quantile, quantile_sql, quantiles_sql, rank_index, rank_interval
 
 __all__ = [
     "CACHE_SQL",
@@ -35,6 +35,7 @@ __all__ = [
     "nearest_rank",
     "parse_quantile",
     "quantile_sql",
+    "quantiles_sql",
     "rank_index",
     "rank_interval",
     "reusable_tokens",
@@ -238,7 +239,7 @@ CACHE_SQL: Final[dict[str, str]] = {
         "sum({r}cached_tokens) FILTER ({r}prompt_tokens IS NOT NULL) "
         "/ nullif(sum({r}prompt_tokens) FILTER ({r}cached_tokens IS NOT NULL), 0)"
     ),
-    "reused_tokens": "sum({r}cached_tokens)",
+    "reused_tokens": "sum({r}cached_tokens)::BIGINT",
 }
 """Three numbers that are shown as three: share of requests with any reuse, share of prompt tokens, tokens. Self hits of
 preempted requests are in none of them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -55,6 +55,17 @@ def quantile_sql(expression: str, q: str) -> str:
     digits = q.partition(".")[2] or "0"
     whole = "1" if q.startswith("1") else "0"
     return f"quantile_disc({expression}, {whole}.{digits}::DECIMAL({len(digits) + 1}, {len(digits)}))"
+
+
+def quantiles_sql(expression: str, quantiles: Sequence[str]) -> str:
+    """SQL aggregate: a list with each of the quantiles, as `quantile_sql` gives them one by one, from one sort."""
+    digits = []
+    for q in quantiles:
+        parse_quantile(q)
+        digits.append(("1" if q.startswith("1") else "0", q.partition(".")[2]))
+    scale = max([1, *(len(fraction) for _, fraction in digits)])
+    decimals = [f"{whole}.{fraction.ljust(scale, '0')}::DECIMAL({scale + 1}, {scale})" for whole, fraction in digits]
+    return f"quantile_disc({expression}, [{', '.join(decimals)}])"
 
 
 @lru_cache(maxsize=4096)

@@ -115,8 +115,8 @@ SEAL_LOG: Final = sa.Table(
     sa.Column("through_ns", sa.BigInteger, nullable=False),
     sa.Column("sealed_ns", sa.BigInteger),
 )
-"""One row a Parquet file (path relative to the Parquet folder) with the rows received in (after_ns, through_ns]. Written
-before the file with `sealed_ns` null, which the transaction sets that moves `kind_state.sealed_through_ns`."""
+"""One row a Parquet file (path relative to the Parquet folder) with the rows received in (after_ns, through_ns].
+Written before the file with `sealed_ns` null, which the transaction sets that moves `kind_state.sealed_through_ns`."""
 
 SETTING: Final = sa.Table(
     "setting",

@@ -2,7 +2,7 @@
 -- kv_cache_bytes: step.kv_cache_bytes, else step.blocks_used times the worker's kv_bytes_per_block
 -- block_usage: step.blocks_used / step.blocks_total
 -- eviction_count: step.blocks_evicted
--- reuse_rate: cached over prompt tokens of the engine's requests that arrived at the worker in the minute of the step
+-- reuse_rate: cached over prompt tokens of the requests that arrived at the worker in the minute of the step, each once
 -- max_context: the worker's longest sequence, as last known at the step
 WITH facts AS (
     SELECT
@@ -14,13 +14,20 @@ WITH facts AS (
     FROM worker
     WINDOW known AS (PARTITION BY worker, run_id ORDER BY at_ns ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 ), reuse AS (
-    SELECT
-        worker,
-        coalesce(run_id, '') AS run,
-        arrival_ns // 60000000000 AS minute,
-        sum(cached_tokens) / nullif(sum(prompt_tokens), 0) AS reuse_rate
-    FROM request
-    WHERE vantage = 'engine' AND cached_tokens IS NOT NULL AND prompt_tokens IS NOT NULL
+    SELECT worker, run, minute, sum(cached_tokens) / nullif(sum(prompt_tokens), 0) AS reuse_rate
+    FROM (
+        SELECT
+            worker,
+            coalesce(run_id, '') AS run,
+            request_id,
+            attempt,
+            min(arrival_ns) // 60000000000 AS minute,
+            max(cached_tokens) AS cached_tokens,
+            max(prompt_tokens) AS prompt_tokens
+        FROM request
+        WHERE cached_tokens IS NOT NULL AND prompt_tokens IS NOT NULL
+        GROUP BY worker, run_id, request_id, attempt
+    )
     GROUP BY ALL
 ), watermark AS (
     SELECT *, coalesce(run_id, '') AS run, at_ns // 60000000000 AS minute FROM step

@@ -88,6 +88,13 @@ def test_prefill_takes_the_backend_of_the_step_that_covers_it():
     ]
 
 
+def test_prefill_takes_tokens_from_another_vantage_where_the_engine_does_not_tell():
+    """An engine row of OTLP has no cached tokens; the client's usage report of the same request has."""
+    client = request(prompt_tokens=100, output_tokens=20, cached_tokens=64) | {"vantage": "client"}
+    found = rows_of("evidence_prefill", request=[request(prefill_s=0.5), client])
+    assert [tuple(row.values()) for row in found] == [(100, 120, 500.0, True, None)]
+
+
 def test_prefill_falls_back_to_the_workers_flag_and_else_is_unknown():
     """Without steps the worker's own flag tells the backend; without either it is null, and so is an unknown hit."""
     worker = {"worker": "w", "at_ns": 5 * S, "flags": {"attention_backend": "TORCH_SDPA"}}
@@ -103,7 +110,11 @@ def test_kv_watermark_joins_reuse_of_the_minute_and_the_workers_facts():
         "evidence_kv_watermark",
         "block_usage",
         step=[step(5, blocks_total=64, blocks_used=48, blocks_evicted=3), step(70, blocks_total=64, blocks_used=64)],
-        request=[request(prompt_tokens=60, cached_tokens=30), request(prompt_tokens=40, cached_tokens=0)],
+        request=[
+            request(prompt_tokens=60, cached_tokens=30),
+            request(prompt_tokens=60, cached_tokens=30) | {"vantage": "client"},
+            request(prompt_tokens=40, cached_tokens=0, request_id="s"),
+        ],
         worker=[
             {"worker": "w", "at_ns": 50 * S, "max_context": 4096, "kv_bytes_per_block": 1024},
             {"worker": "w", "at_ns": 60 * S, "max_context": 8192},
