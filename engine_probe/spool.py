@@ -55,7 +55,8 @@ class Spool:
         for key in damaged:
             self._lose(key, (), "spool_damaged")
             self._files.set_aside(key, "the file is damaged")
-        self._tell_gaps()
+        if not self._batches:
+            self._tell_gaps()  # else with the first answer: a collector that stays away is not told again and again
 
     @property
     def num_pending(self) -> int:
@@ -81,6 +82,8 @@ class Spool:
             for segments in batches:
                 self._put_new(segments)
             self._make_room()
+            if not self._batches:
+                self._tell_gaps()  # no answer will come that could tell them
 
     def take(self) -> Parcel | None:
         """The oldest batch that nobody sends, now in flight; None where there is none."""
@@ -127,7 +130,7 @@ class Spool:
             key = Key(self._files.epoch, self._take_number())
             whole = self._batches[parcel.key]
             kept = replace(whole, infos=_infos(first), halves=(*whole.halves, str(key)))
-            new = Stored(key, _infos(second), half_of=str(parcel.key))
+            new = Stored(key, _infos(second), half_of=str(parcel.key), is_tale=whole.is_tale)
             # In this order: a process that ends in between finds the whole batch, and forgets the half of it.
             self._files.put(new, second)
             try:
@@ -146,12 +149,12 @@ class Spool:
             self._in_flight.discard(parcel.key)
             if parcel.key not in self._batches or self._closed:
                 return
-            infos = self._batches[parcel.key].infos
-            # A refused tale of a loss would be told and refused for ever.
-            if {info.kind for info in infos} != {"mark"}:
-                self._lose(parcel.key, infos, reason)
+            stored = self._batches[parcel.key]
+            if stored.is_tale:
+                # Telling the loss of the tale would be refused as well, and so for ever.
+                self.dropped.update({info.kind: info.num_rows for info in stored.infos})
             else:
-                self.dropped.update({info.kind: info.num_rows for info in infos})
+                self._lose(parcel.key, stored.infos, reason)
             self._set_aside(parcel.key, words)
             self._tell_gaps()
 
@@ -185,7 +188,8 @@ class Spool:
             for key, stored in list(self._batches.items()):
                 if self._num_bytes <= target:
                     return
-                if key not in self._in_flight and any(info.kind == kind for info in stored.infos):
+                is_free = key not in self._in_flight and not stored.is_tale
+                if is_free and any(info.kind == kind for info in stored.infos):
                     self._strip(stored, kind)
 
     def _strip(self, stored: Stored, kind: str) -> None:
@@ -219,12 +223,13 @@ class Spool:
         marks = [gap.to_mark(self._source, self._now_ns()) for gap in self._gaps.values()]
         key = Key(self._files.epoch, self._take_number())
         segment = mark_segment(marks)
+        stored = Stored(key, (segment.info,), is_tale=True)
         try:
-            self._files.put(Stored(key, (segment.info,)), [segment])
+            self._files.put(stored, [segment])
         except OSError as error:
             log.warning("spool not writable, loss told later", extra={"error": str(error)})
             return
-        self._index(Stored(key, (segment.info,)))
+        self._index(stored)
         self._gaps.clear()
         self._save_gaps()
 

@@ -36,12 +36,17 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A batch as the index knows it. halves: batches that were cut off it; half_of: the one that it was cut off."""
+    """A batch as the index knows it.
+
+    halves, half_of   batches that were cut off it, and the one that it was cut off
+    is_tale           it tells a loss, and is not itself dropped to make room
+    """
 
     key: Key
     infos: tuple[SegmentInfo, ...]
     halves: tuple[str, ...] = ()
     half_of: str | None = None
+    is_tale: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -168,6 +173,7 @@ class DiskFiles:
             "segments": [asdict(segment.info) for segment in segments],
             "halves": stored.halves,
             "half_of": stored.half_of,
+            "is_tale": stored.is_tale,
             "crc": zlib.crc32(body),
         }
         self._write(self._path(stored.key), _MAGIC + json.dumps(header).encode() + b"\n" + body)
@@ -225,7 +231,7 @@ class DiskFiles:
         try:
             header = json.loads(line)
             infos = tuple(SegmentInfo(**info) for info in header["segments"])
-            stored = Stored(key, infos, tuple(header["halves"]), header["half_of"])
+            stored = Stored(key, infos, tuple(header["halves"]), header["half_of"], bool(header["is_tale"]))
             return stored, int(header["crc"]), body
         except (ValueError, TypeError, KeyError) as error:
             raise Damaged("header") from error
