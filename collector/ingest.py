@@ -136,6 +136,19 @@ class Ingest:
         finally:
             self.num_requests -= 1
 
+    async def put(self, sender: Sender, tables: Mapping[str, pa.Table], received_ns: int) -> Receipt:
+        """Commit rows that the collector itself was given (marks). Raises as `run` does."""
+        self._require_running()
+        self._require_slot()
+        self.num_requests += 1
+        self.num_batches += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, self.commit, sender, tables, received_ns)
+        finally:
+            self.num_batches -= 1
+            self.num_requests -= 1
+
     def open_body(self, arrival: Arrival, body: Body, lease: Lease) -> Body:
         """The body decompressed, and room for decoding it taken."""
         plain = decompress(body, arrival.encoding, self._limit(arrival.media_type), lease.grow)
@@ -205,11 +218,7 @@ class Ingest:
         return (decode_json if media_type == JSON_CONTENT_TYPE else decode_ndjson)(bytes(plain))
 
     def _arrival(self, request: Request, media_types: tuple[str, ...], received_ns: int) -> Arrival:
-        if self.is_draining:
-            raise NotReady(
-                "the collector is stopping and takes no new batches; send again when it is back",
-                retry_after_s=self.settings.retry_after_s,
-            )
+        self._require_running()
         self._require_slot()
         given = request.headers.get("content-type", "")
         media_type = _ALIASES.get(word := given.partition(";")[0].strip().lower(), word)
@@ -224,6 +233,13 @@ class Ingest:
     def _limit(self, media_type: str) -> int:
         text = media_type != ARROW_CONTENT_TYPE
         return self.settings.max_text_bytes if text else self.settings.max_decoded_bytes
+
+    def _require_running(self) -> None:
+        if self.is_draining:
+            raise NotReady(
+                "the collector is stopping and takes no new batches; send again when it is back",
+                retry_after_s=self.settings.retry_after_s,
+            )
 
     def _require_slot(self) -> None:
         if self.num_batches >= self.settings.max_batches:

@@ -17,7 +17,7 @@ from collector.problems import slug
 from engine_probe.errors import KvscopeError
 
 OTHER = "other"
-disable_created_metrics()  # a second series beside every counter that nobody here reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter that nobody here reads
 _COMMIT_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _MAX_COLUMNS = 100
 

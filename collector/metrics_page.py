@@ -52,12 +52,17 @@ class MetricsPage:
         self._registry = meters.registry
         self._registry.register(_OfRequests(latencies))
         self._registry.register(_OfWorkers(live))
-        self._registry.register(_OfCollector(meters, ingest, store))
+        self._of_collector = _OfCollector(meters, ingest, store)
+        self._registry.register(self._of_collector)
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def store_stats(self) -> StoreStats:
+        """Size and content of the store, at most STATS_AGE_S old."""
+        return self._of_collector.fresh_stats()
 
 
 class _OfRequests(Collector):
@@ -186,7 +191,7 @@ class _OfCollector(Collector):
         yield from (received, offset, error, missing)
 
     def _of_store(self) -> Iterator[Metric]:
-        stats = self._fresh_stats()
+        stats = self.fresh_stats()
         yield GaugeMetricFamily("kvscope_store_bytes", "bytes of the store on disk", value=stats.bytes)
         rows = GaugeMetricFamily("kvscope_store_rows", "rows in the store", labels=["kind"])
         for kind, count in stats.rows.items():
@@ -197,7 +202,8 @@ class _OfCollector(Collector):
             free = shutil.disk_usage(place).free
             yield GaugeMetricFamily("kvscope_store_free_bytes", "free bytes of the disk of the store", value=free)
 
-    def _fresh_stats(self) -> StoreStats:
+    def fresh_stats(self) -> StoreStats:
+        """At most STATS_AGE_S old."""
         now = self._clock()
         if self._stats is None or now - self._stats[0] > STATS_AGE_S:
             self._stats = (now, self._store.stats())

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -18,15 +22,31 @@ from collector.live import Live
 from collector.meters import Meters
 from collector.metrics_page import MetricsPage
 from collector.reads import Reads
-from collector.settings import Settings
+from collector.settings import RetentionSettings, Settings, SqlSettings
 from collector.traces import Traces
-from engine_probe.errors import NotReady
+from engine_probe.errors import NotReady, StoreError
+from store.duckdb_store import DuckDBStore
 from store.interface import Store
+from store.maintenance import Maintenance
+from store.open import open_store
+from store.retention import RetentionPolicy
+
+if TYPE_CHECKING:
+    from store.sandbox import SqlResult, SqlRunner
+
+RUNS_AGE_S: Final = 5.0
+"""Names of runs are looked up at most so often: finding them scans every kind."""
+WAITING_JUDGEMENTS: Final = 8
 
 
 @dataclass(slots=True)
 class Services:
-    """The parts. `owns_store`: the store was opened here and is closed here. `pages` never waits behind `reads`."""
+    """The parts.
+
+    owns_store   the store was opened here and is closed here
+    reads        queries of the API; `pages` never wait behind them, nor behind SQL and judgements
+    findings     verdicts in short, oldest first
+    """
 
     settings: Settings
     store: Store
@@ -39,7 +59,15 @@ class Services:
     metrics_page: MetricsPage
     reads: Reads
     pages: Reads
+    sql_reads: Reads
+    judging: Reads
+    upkeep: Maintenance | None
     started_ns: int
+    findings: deque[Mapping[str, Any]]
+    _finding_number: count[int] = field(default_factory=lambda: count(1))
+    _runs: _Runs | None = None
+    _sql: SqlRunner | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_draining(self) -> bool:
@@ -55,28 +83,58 @@ class Services:
         """Nothing that was accepted is still on its way."""
         return self.ingest.num_requests == 0
 
+    def known_runs(self) -> Store:
+        """The store as far as naming runs goes, looked up at most every RUNS_AGE_S."""
+        with self._lock:
+            if self._runs is None:
+                self._runs = _Runs(self.store)
+            return cast(Store, self._runs)
+
+    def forget_runs(self) -> None:
+        """Look the names of runs up again at the next need."""
+        with self._lock:
+            self._runs = None
+
+    def run_sql(self, sql: str, max_rows: int | None, cancelled: threading.Event) -> SqlResult:
+        """A person's statement in a child process. Raises QueryRefused, QueryKilled, StoreBusy, StoreError."""
+        if not isinstance(self.store, DuckDBStore):
+            raise StoreError(f"the store {type(self.store).__name__} has no SQL for people")
+        with self._lock:
+            if self._sql is None:
+                self._sql = _sql_runner(self.settings.sql)
+            runner = self._sql
+        return runner.run(sql, data=self.store.sql_data(), max_rows=max_rows, cancelled=cancelled)
+
+    def keep_finding(self, finding: Mapping[str, Any]) -> None:
+        """Keep a verdict in short, under the next number."""
+        self.findings.append({"id": next(self._finding_number), **finding})
+
     def close(self) -> None:
         """Finish the accepted batches, then let go of the store."""
         self.drain()
+        if self._sql is not None:
+            self._sql.close()
         self.ingest.close()
-        self.reads.close()
-        self.pages.close()
+        for pool in (self.reads, self.pages, self.sql_reads, self.judging):
+            pool.close()
+        if self.upkeep is not None:
+            self.upkeep.stop()
         if self.owns_store:
             self.store.close()
 
 
 def open_services(settings: Settings, store: Store | None) -> Services:
     """Make every part; opens the store at `settings.store_url` where none is given. Raises StoreError, SchemaTooNew."""
-    if store is None:
-        from store.open import open_store
-
-        opened: Store = open_store(settings.store_url, num_readers=settings.read.max_concurrent)
-    else:
-        opened = store
+    opened: Store = open_configured(settings) if store is None else store
     meters = Meters(settings.metrics.max_sources)
     latencies = Latencies(settings.metrics.max_series)
-    live = Live(settings.read.open_requests, settings.read.open_expiry_s)
+    read = settings.read
+    live = Live(read.open_requests, read.open_expiry_s)
     ingest = Ingest(opened, settings.ingest, settings.server, meters, latencies, live)
+    upkeep = None
+    if isinstance(opened, DuckDBStore):
+        upkeep = Maintenance(opened, policy_of(settings.retention), interval_s=settings.retention.interval_s)
+        upkeep.start()
     return Services(
         settings=settings,
         store=opened,
@@ -87,10 +145,27 @@ def open_services(settings: Settings, store: Store | None) -> Services:
         latencies=latencies,
         live=live,
         metrics_page=MetricsPage(meters, ingest, latencies, live, opened),
-        reads=Reads("read", settings.read.max_concurrent, settings.read.max_waiting, meters),
-        pages=Reads("pages", 1, settings.read.max_waiting, meters),
+        reads=Reads("read", read.max_concurrent, read.max_waiting, meters),
+        pages=Reads("pages", 1, read.max_waiting, meters),
+        sql_reads=Reads("sql", settings.sql.max_children, settings.sql.max_children, meters),
+        judging=Reads("judging", 1, WAITING_JUDGEMENTS, meters),
+        upkeep=upkeep,
         started_ns=time.time_ns(),
+        findings=deque(maxlen=read.keep_findings),
     )
+
+
+def open_configured(settings: Settings) -> DuckDBStore:
+    """The store of the settings, opened for writing. Raises StoreError, StoreBusy, SchemaTooNew."""
+    # One reader more than the API uses at once: pages and judgements read beside it.
+    return open_store(settings.store_url, num_readers=settings.read.max_concurrent + 1)
+
+
+def policy_of(retention: RetentionSettings) -> RetentionPolicy:
+    """The store's policy as the settings have it."""
+    limits = retention.model_dump()
+    del limits["interval_s"]
+    return RetentionPolicy(**limits)
 
 
 def services_of(request: Request) -> Services:
@@ -98,9 +173,32 @@ def services_of(request: Request) -> Services:
     return services_in(request.app)
 
 
-def services_in(app: FastAPI | Any) -> Services:
+def services_in(app: FastAPI) -> Services:
     """The parts of a started app."""
-    services: Services | None = getattr(app.state, "services", None)
+    services: Services | None = app.state.services
     if services is None:
         raise NotReady("the collector has not started yet; ask again in a moment")
     return services
+
+
+class _Runs:
+    """`Store.runs`, remembered for RUNS_AGE_S."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names: Sequence[str] = ()
+        self._until = 0.0
+
+    def runs(self) -> Sequence[str]:
+        """Names of the imported runs."""
+        if time.monotonic() > self._until:
+            self._names = self._store.runs()
+            self._until = time.monotonic() + RUNS_AGE_S
+        return self._names
+
+
+def _sql_runner(settings: SqlSettings) -> SqlRunner:
+    from store.sandbox import SqlLimits, SqlRunner
+
+    limits = SqlLimits(settings.timeout_s, settings.memory_bytes, settings.max_rows)
+    return SqlRunner(limits, settings.max_children)

@@ -17,6 +17,7 @@ from engine_probe.errors import UsageError
 
 MIB = 1 << 20
 GIB = 1 << 30
+_SIZES = ((GIB, "GiB"), (MIB, "MiB"), (1_000_000_000, "GB"))
 
 
 def _f(default: Any, unit: str, description: str, **limits: Any) -> Any:
@@ -85,6 +86,19 @@ class SqlSettings(_Section):
     max_children: int = _f(2, "processes", "queries running at the same time; others get 429", ge=1)
 
 
+class RetentionSettings(_Section):
+    """How long and how much is kept; named runs stay. `none` lifts a limit."""
+
+    interval_s: float = _f(60.0, "s", "time between two passes of upkeep (sealing, deleting, checkpoint)", gt=0)
+    seal_after_s: float | None = _f(
+        300.0, "s", "rows older than this are sealed into Parquet beside the database", gt=0
+    )
+    max_age_s: float | None = _f(48 * 3600.0, "s", "age up to which live rows stay in the database", gt=0)
+    max_bytes: int | None = _f(50_000_000_000, "bytes", "most data in the database; the oldest goes first", gt=0)
+    parquet_max_age_s: float | None = _f(14 * 86400.0, "s", "age up to which Parquet files of live rows stay", gt=0)
+    disk_budget_bytes: int | None = _f(None, "bytes", "database and Parquet together; above, batches get 507", gt=0)
+
+
 class MetricsSettings(_Section):
     """Size of `/metrics`."""
 
@@ -103,7 +117,12 @@ class Settings(BaseSettings):
     """Settings of `kvscope serve`; arguments win over variables, variables over defaults."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KVSCOPE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix="KVSCOPE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        env_parse_none_str="none",
     )
 
     store_url: str = _f("./kvscope.duckdb", "path or URL", "the store: path of a DuckDB file, or a store URL")
@@ -111,6 +130,7 @@ class Settings(BaseSettings):
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     read: ReadSettings = Field(default_factory=ReadSettings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
@@ -156,7 +176,8 @@ def _shown(value: Any, unit: str) -> str:
     if value is None or value == ():
         return "none"
     if unit == "bytes":
-        return f"{value // GIB} GiB" if value % GIB == 0 else f"{value // MIB} MiB"
+        unit_bytes, name = next((size for size in _SIZES if value % size[0] == 0), (1, "B"))
+        return f"{value // unit_bytes} {name}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"

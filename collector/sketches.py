@@ -95,7 +95,8 @@ def tally(
         coarse += _count(unsure, of_group, num_groups, len(BOUNDS_S) + 1, of_weight)
     if total_s is None:
         seconds = values if weights is None else values * weights
-        total_s = np.array([seconds.sum()]) if groups is None else np.bincount(groups, seconds, minlength=num_groups)
+        of_value = np.zeros(len(seconds), np.int64) if groups is None else groups
+        total_s = np.bincount(of_value, seconds, num_groups).astype(np.float64)
     return Tallies(fine, coarse, total_s)
 
 

@@ -134,6 +134,7 @@ class QueryKilled(StoreError):
 
 
 class DiagnosisError(KvscopeError):
+    http_status = 422
     title = "Diagnosis failed"
 
 

@@ -6,6 +6,15 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from collector.api import health, ingest
+from collector.api import diagnosis, health, ingest, marks, pages, requests, series, sql
 
-ROUTERS: Final[tuple[APIRouter, ...]] = (health.router, ingest.router)
+ROUTERS: Final[tuple[APIRouter, ...]] = (
+    pages.router,
+    health.router,
+    ingest.router,
+    requests.router,
+    series.router,
+    diagnosis.router,
+    marks.router,
+    sql.router,
+)

@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
         from collector import logs, serving
         from collector.app import create_app
         from collector.output import emit_json
+        from collector.services import open_configured
         from collector.settings import load_settings
-        from store.open import open_store
 
         settings = load_settings(
             store_url=store,
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         create_app(settings)  # says what is wrong with the settings before a file or a port is touched
         sock = serving.listen(settings.server.host, settings.server.port)
         with sock:
-            opened = open_store(settings.store_url, num_readers=settings.read.max_concurrent)
+            opened = open_configured(settings)
             try:
                 url = serving.url_of(sock)
                 for line in welcome(url, opened, settings):

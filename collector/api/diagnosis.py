@@ -1,0 +1,248 @@
+"""`/api/v1/diagnosis`, `/findings`, `/reports`, `/capacity`: the judgements, over HTTP."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from collector import problems
+from collector.api.common import READ_ERRORS, WINDOW_DOC, WindowText, answer, window_of
+from collector.services import Services, services_of
+from engine_probe.errors import DiagnosisError, UsageError
+
+router = APIRouter(prefix="/api/v1", tags=["diagnosis"])
+
+_CHOSEN = "; default chosen by the rule that the verdict tells"
+BaselineText = Annotated[str | None, Query(description=WINDOW_DOC + _CHOSEN, examples=["a-ample-long"], max_length=500)]
+SuspectText = Annotated[
+    str | None, Query(description=WINDOW_DOC + _CHOSEN, examples=["c-squeeze-long"], max_length=500)
+]
+MetricText = Annotated[Literal["ttft", "tpot", "e2e"], Query(description="what got worse")]
+QuantileText = Annotated[str, Query(description="decimal between 0 and 1", examples=["0.99"], max_length=20)]
+VantageText = Annotated[
+    Literal["client", "engine", "router"] | None, Query(description="default the client's where both windows have it")
+]
+
+
+class VerdictDocument(BaseModel):
+    """Which causes own the change between two windows. Keys as in `kvscope diagnose --json`."""
+
+    status: Literal["explained", "no_change", "not_distinguishable", "not_observable"]
+    verdict: str = Field(description="one sentence")
+    metric: str
+    quantile: str = Field(description="the quantile that was judged")
+    requested_quantile: str
+    vantage: str
+    windows: dict[str, Any]
+    n: dict[str, int]
+    n_effective: dict[str, float | None]
+    delta: dict[str, Any] = Field(description="mean_s, p99_s, judged_s: value and interval_95; baseline, suspect")
+    composition: list[dict[str, Any]] = Field(description="what requests around the quantile are made of, by window")
+    attribution: list[dict[str, Any]] = Field(
+        description="rows sum to the change: cause, mean_s, p99_s, es_s, interval_95"
+    )
+    causes: list[dict[str, Any]] = Field(description="ranked, with evidence, refutation and remedy")
+    side_effects: list[dict[str, Any]]
+    unexplained: dict[str, float | None]
+    excluded: list[dict[str, Any]]
+    not_observable: list[dict[str, Any]]
+    quality: list[dict[str, Any]]
+    notes: list[str]
+    next_experiment: dict[str, Any] | None
+    calibration: dict[str, Any]
+
+
+class Finding(BaseModel):
+    """A verdict in short."""
+
+    id: int
+    made_ns: int
+    baseline: str | None = Field(description="the window as it was asked for; null: chosen by rule")
+    suspect: str | None
+    metric: str
+    quantile: str
+    status: str
+    verdict: str
+    causes: list[dict[str, Any]] = Field(description="cause, subject, share_p99, confidence_word; ranked")
+
+
+class Findings(BaseModel):
+    """The verdicts made since the collector started, newest first."""
+
+    findings: list[Finding]
+
+
+class CapacityRow(BaseModel):
+    """Hit rate at one size of the cache of each worker."""
+
+    blocks: int | None = Field(description="KV blocks; null: a cache without an end")
+    hit_rate: float | None
+    hit_blocks: int
+    requested_blocks: int
+
+
+class CapacityAnswer(BaseModel):
+    """Hit rate against cache size, replayed from the prompt blocks that requests asked for."""
+
+    window: str
+    policy: str
+    points: list[CapacityRow]
+    knee: dict[str, Any]
+
+
+@router.get(
+    "/diagnosis",
+    summary="Which causes own the change",
+    responses={200: {"model": VerdictDocument}, **problems.responses(*READ_ERRORS, DiagnosisError)},
+)
+async def get_diagnosis(
+    request: Request,
+    baseline: BaselineText = None,
+    suspect: SuspectText = None,
+    metric: MetricText = "ttft",
+    quantile: QuantileText = "0.99",
+    vantage: VantageText = None,
+) -> Response:
+    """Compares two windows and judges. Kept for /api/v1/findings."""
+    services = services_of(request)
+    asked = (baseline, suspect, metric, quantile, vantage)
+    return answer(await services.judging.run("/api/v1/diagnosis", _diagnose, services, *asked))
+
+
+@router.get(
+    "/findings",
+    summary="The latest verdicts",
+    responses={200: {"model": Findings}, **problems.responses(*READ_ERRORS)},
+)
+async def get_findings(
+    request: Request,
+    status: Annotated[
+        Literal["explained", "no_change", "not_distinguishable", "not_observable"] | None, Query()
+    ] = None,
+    cause: Annotated[str | None, Query(description="only verdicts that name this cause", max_length=100)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+) -> Response:
+    """Verdicts made through this collector since it started, newest first."""
+    found = [
+        finding
+        for finding in reversed(services_of(request).findings)
+        if (status is None or finding["status"] == status)
+        and (cause is None or any(named["cause"] == cause for named in finding["causes"]))
+    ]
+    return answer({"findings": found[:limit]})
+
+
+@router.get(
+    "/reports",
+    summary="The postmortem report of a diagnosis",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/markdown": {"schema": {"type": "string"}}}, "description": "Markdown"},
+        **problems.responses(*READ_ERRORS, DiagnosisError),
+    },
+)
+async def get_report(
+    request: Request,
+    baseline: BaselineText = None,
+    suspect: SuspectText = None,
+    metric: MetricText = "ttft",
+    quantile: QuantileText = "0.99",
+    vantage: VantageText = None,
+) -> Response:
+    """The same judgement as /api/v1/diagnosis, as Markdown for people."""
+    services = services_of(request)
+    asked = (baseline, suspect, metric, quantile, vantage)
+    text = await services.judging.run("/api/v1/reports", _report, services, *asked)
+    return Response(text, media_type="text/markdown")
+
+
+@router.get(
+    "/capacity",
+    summary="Hit rate against the number of KV blocks",
+    responses={200: {"model": CapacityAnswer}, **problems.responses(*READ_ERRORS, DiagnosisError)},
+)
+async def get_capacity(
+    request: Request,
+    window: WindowText = None,
+    policy: Annotated[Literal["lru", "lfu", "fifo"], Query(description="eviction policy")] = "lru",
+    blocks: Annotated[
+        str | None, Query(description="sizes separated by commas, `inf` for no end; default a series", max_length=2000)
+    ] = None,
+) -> Response:
+    """Replays the prompt blocks that the window's requests asked for, each worker with a cache of that size."""
+    services = services_of(request)
+    return answer(await services.judging.run("/api/v1/capacity", _capacity, services, window, policy, blocks))
+
+
+def _diagnose(
+    services: Services, baseline: str | None, suspect: str | None, metric: str, quantile: str, vantage: str | None
+) -> dict[str, Any]:
+    from diagnosis.diagnose import diagnose
+
+    now_ns = time.time_ns()
+    windows = [None if text is None else window_of(services, text) for text in (baseline, suspect)]
+    verdict = diagnose(
+        services.store, windows[0], windows[1], metric=metric, quantile=quantile, vantage=vantage, now_ns=now_ns
+    )
+    document = verdict.to_dict()
+    services.keep_finding(
+        {
+            "made_ns": now_ns,
+            "baseline": baseline,
+            "suspect": suspect,
+            **{name: document[name] for name in ("metric", "quantile", "status", "verdict")},
+            "causes": [
+                {name: cause[name] for name in ("cause", "subject", "share_p99", "confidence_word")}
+                for cause in document["causes"]
+            ],
+        }
+    )
+    return document
+
+
+def _report(services: Services, *asked: Any) -> str:
+    from diagnosis.report import render_markdown
+
+    return render_markdown(_diagnose(services, *asked), version=metadata.version("kvscope"))
+
+
+def _capacity(services: Services, text: str | None, policy: str, blocks: str | None) -> dict[str, Any]:
+    from collector.commands.capacity import default_sizes, knee
+    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, curve_over
+    from store.interface import Window
+
+    window = window_of(services, text)
+    requests = services.store.rows("request", window, REQUEST_COLUMNS, where="prompt_blocks IS NOT NULL")
+    workers = services.store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
+    loads = cache_loads(requests, workers)
+    points = curve_over(loads, policy, default_sizes(loads) if blocks is None else _sizes(blocks))
+    rows = [
+        {
+            "blocks": point.blocks,
+            "hit_rate": point.hit_rate,
+            "hit_blocks": point.hit_blocks,
+            "requested_blocks": point.requested_blocks,
+        }
+        for point in points
+    ]
+    return {"window": str(window), "policy": policy, "points": rows, "knee": knee(loads)}
+
+
+def _sizes(text: str) -> list[int | None]:
+    sizes: list[int | None] = []
+    for part in text.split(","):
+        word = part.strip()
+        if word == "inf":
+            sizes.append(None)
+        elif word.isascii() and word.isdigit() and 0 < len(word) < 16:
+            sizes.append(int(word))
+        else:
+            raise UsageError(f"{word[:40]!r} is no number of blocks; give whole numbers or inf, such as 1000,3000,inf")
+    if len(sizes) > 200:
+        raise UsageError(f"{len(sizes)} sizes are more than the 200 that one answer has")
+    return sizes

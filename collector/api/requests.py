@@ -1,0 +1,267 @@
+"""`/api/v1/requests`: pages of requests, one request, its timeline, and the requests that are open now."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from collector import problems
+from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
+from collector.request_queries import FILTERS, RequestFilter, get_request, list_requests, timeline
+from collector.services import Services, services_of
+from engine_probe.errors import NotFound, UsageError
+
+router = APIRouter(prefix="/api/v1", tags=["requests"])
+
+
+class ListedRequest(BaseModel):
+    """One request at one vantage. Unknown is null; instants are ns since 1970-01-01 UTC."""
+
+    request_id: str = Field(examples=["a1"])
+    attempt: int | None
+    vantage: Literal["engine", "client", "router"]
+    state: Literal["finished", "failed", "aborted", "rejected"]
+    engine: str | None
+    worker: str | None
+    model: str | None
+    tenant: str | None
+    workload: str | None
+    session_id: str | None
+    turn: int | None
+    run_id: str | None
+    arrival_ns: int
+    first_token_ns: int | None
+    last_token_ns: int | None
+    end_ns: int | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    stalled_s: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    num_preemptions: int | None
+    finish_reason: str | None
+    http_status: int | None
+    error: str | None
+    ttft_s: float | None = Field(description="first token - arrival", examples=[0.25])
+    tpot_s: float | None = Field(description="(last - first token) / (output tokens - 1)")
+    e2e_s: float | None = Field(description="last token - arrival")
+
+
+class RequestPage(BaseModel):
+    """A page of requests."""
+
+    window: str = Field(examples=["all live rows"])
+    requests: list[ListedRequest]
+    next_cursor: str | None = Field(description="give it as `cursor` for the next page; null on the last")
+
+
+class OpenRequestRow(BaseModel):
+    """A request that was routed and whose end nobody told yet."""
+
+    request_id: str
+    since_ns: int = Field(description="instant of the routing decision")
+    open_s: float = Field(description="now - since_ns")
+    router: str | None
+    worker: str | None
+
+
+class LiveWorker(BaseModel):
+    """The newest step of a worker."""
+
+    worker: str
+    at_ns: int
+    age_s: float = Field(description="now - at_ns: how old this picture is")
+    step: int
+    num_running: int | None
+    num_waiting_prefill: int | None
+    num_waiting_decode: int | None
+    oldest_wait_s: float | None
+    blocks_total: int | None
+    blocks_used: int | None
+    blocks_cached: int | None
+
+
+class OpenRequests(BaseModel):
+    """What runs now, as far as it was told."""
+
+    told_by: list[Literal["route", "step"]] = Field(
+        description="kinds of rows that tell: `route` names open requests, `step` counts them; empty: nothing tells"
+    )
+    num_open: int
+    num_dropped: int = Field(description="open requests that were forgotten: too many, or unheard of for too long")
+    requests: list[OpenRequestRow] = Field(description="the longest open first")
+    workers: list[LiveWorker]
+
+
+class RequestRows(BaseModel):
+    """Everything stored of one request; rows have every column of the event contract."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: str
+    rows: list[dict[str, Any]] = Field(description="one a vantage, attempt and worker, with ttft_s, tpot_s, e2e_s")
+    routes: list[dict[str, Any]]
+    transfers: list[dict[str, Any]]
+
+
+class TimelineEvent(BaseModel):
+    """Something that happened to the request."""
+
+    what: str = Field(examples=["arrived", "phase prefill", "first token", "block evicted"])
+    start_ns: int
+    end_ns: int
+    vantage: str | None
+    worker: str | None
+    attempt: int | None
+    facts: dict[str, Any]
+
+
+class Timeline(BaseModel):
+    """The course of a request, in order of time."""
+
+    request_id: str
+    rows: list[dict[str, Any]]
+    events: list[TimelineEvent]
+    steps: list[dict[str, Any]] = Field(description="steps of its workers while it was there")
+    marks: list[dict[str, Any]] = Field(description="marks from a minute before it to its end")
+
+
+class FilterParams(BaseModel):
+    """Columns to narrow a list by, each to one value; the least values that a request must reach."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    window: WindowText = None
+    worker: str | None = None
+    model: str | None = None
+    tenant: str | None = None
+    workload: str | None = None
+    priority_class: str | None = None
+    vantage: Literal["engine", "client", "router"] | None = None
+    state: Literal["finished", "failed", "aborted", "rejected", "open"] | None = Field(
+        None, description="`open` answers with what runs now (OpenRequests) and takes only `limit` beside it"
+    )
+    session_id: str | None = None
+    trace_id: str | None = None
+    finish_reason: str | None = None
+    min_ttft_s: float | None = Field(None, ge=0)
+    min_e2e_s: float | None = Field(None, ge=0)
+    min_queue_s: float | None = Field(None, ge=0)
+    min_preemptions: int | None = Field(None, ge=0)
+    sort: Literal[
+        "arrival",
+        "ttft",
+        "tpot",
+        "e2e",
+        "queue",
+        "prefill",
+        "prompt_tokens",
+        "output_tokens",
+        "cached_tokens",
+        "preemptions",
+    ] = "arrival"
+    order: Literal["desc", "asc"] = "desc"
+    limit: LimitParam = None
+    cursor: str | None = Field(None, max_length=2000)
+
+
+@router.get(
+    "/requests",
+    summary="A page of requests, or those that are open now",
+    responses={200: {"model": RequestPage | OpenRequests}, **problems.responses(*READ_ERRORS)},
+)
+async def get_requests(request: Request, params: Annotated[FilterParams, Query()]) -> Response:
+    """Newest first unless `sort` and `order` say otherwise; unknown values come last. `next_cursor` continues the page."""
+    services = services_of(request)
+    limit = limit_of(services, params.limit)
+    if params.state == "open":
+        return answer(_open_requests(services, limit))
+    page = await services.reads.run("/api/v1/requests", _page, services, params, limit)
+    return answer(page)
+
+
+@router.get(
+    "/requests/{request_id:path}/timeline",
+    summary="The course of one request",
+    responses={200: {"model": Timeline}, **problems.responses(*READ_ERRORS, NotFound)},
+)
+async def get_timeline(
+    request: Request, request_id: Annotated[str, Path(max_length=1000)], window: WindowText = None
+) -> Response:
+    """Instants, phases, routing, transfers, blocks, the steps it lived through, marks. Without a window all rows are searched."""
+    services = services_of(request)
+    return answer(
+        await services.reads.run("/api/v1/requests/{id}/timeline", _one, services, timeline, request_id, window)
+    )
+
+
+@router.get(
+    "/requests/{request_id:path}",
+    summary="All that is stored of one request",
+    responses={200: {"model": RequestRows}, **problems.responses(*READ_ERRORS, NotFound)},
+)
+async def get_one(
+    request: Request, request_id: Annotated[str, Path(max_length=1000)], window: WindowText = None
+) -> Response:
+    """Its rows of every vantage and attempt, routing decisions and transfers. Without a window all rows are searched."""
+    services = services_of(request)
+    return answer(await services.reads.run("/api/v1/requests/{id}", _one, services, get_request, request_id, window))
+
+
+def _page(services: Services, params: FilterParams, limit: int) -> dict[str, Any]:
+    window = window_of(services, params.window)
+    least = {
+        "ttft": params.min_ttft_s,
+        "e2e": params.min_e2e_s,
+        "queue": params.min_queue_s,
+        "preemptions": params.min_preemptions,
+    }
+    equal = {column: value for column in FILTERS if (value := getattr(params, column)) is not None}
+    wanted = RequestFilter(
+        window,
+        equal,
+        {name: float(value) for name, value in least.items() if value is not None},
+        params.sort,
+        params.order == "desc",
+        limit,
+        params.cursor,
+    )
+    page = list_requests(services.store, wanted)
+    return {"window": str(window), "requests": page.rows, "next_cursor": page.next_cursor}
+
+
+def _one(services: Services, ask: Any, request_id: str, window: str | None) -> Any:
+    if not request_id:
+        raise UsageError("the request's id is empty")
+    return ask(services.store, request_id, None if window is None else window_of(services, window))
+
+
+def _open_requests(services: Services, limit: int) -> dict[str, Any]:
+    now_ns = time.time_ns()
+    live = services.live
+    found = live.open_requests(now_ns, limit)
+    workers = live.workers()
+    return {
+        "told_by": [kind for kind, tells in (("route", live.sees_routes), ("step", bool(workers))) if tells],
+        "num_open": live.num_open,
+        "num_dropped": live.num_dropped,
+        "requests": [
+            {
+                "request_id": one.request_id,
+                "since_ns": one.since_ns,
+                "open_s": (now_ns - one.since_ns) / 1e9,
+                "router": one.router,
+                "worker": one.worker,
+            }
+            for one in found
+        ],
+        "workers": [
+            {"worker": name, "age_s": (now_ns - state["at_ns"]) / 1e9, **state} for name, state in workers.items()
+        ],
+    }

@@ -1,0 +1,82 @@
+"""`POST /api/v1/sql`: one statement of a person, run in a child process that can only read and compute."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from collector import problems
+from collector.api.common import READ_ERRORS, answer
+from collector.services import Services, services_of
+from engine_probe.errors import BadRequest, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
+from store.sql_json import json_rows
+
+router = APIRouter(prefix="/api/v1", tags=["sql"])
+
+
+class SqlQuestion(BaseModel):
+    """One statement: SELECT, or EXPLAIN without ANALYZE."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"sql": "SELECT worker, count(*) FROM request GROUP BY worker", "max_rows": 100}]
+        },
+    )
+
+    sql: str = Field(min_length=1, max_length=100_000)
+    max_rows: int | None = Field(None, ge=0, description="most rows of the answer; the setting is the upper limit")
+
+
+class SqlColumn(BaseModel):
+    """A column of the answer."""
+
+    name: str
+    type: str = Field(description="DuckDB type", examples=["BIGINT"])
+
+
+class SqlAnswer(BaseModel):
+    """Rows, each a list in the order of the columns."""
+
+    columns: list[SqlColumn]
+    rows: list[list[Any]]
+    truncated: bool = Field(description="rows were left out: max_rows, or the size of an answer")
+
+
+@router.post(
+    "/sql",
+    summary="Ask in SQL",
+    responses={
+        200: {"model": SqlAnswer},
+        **problems.responses(*READ_ERRORS, BadRequest, QueryRefused, QueryKilled, TooLarge, UnknownFormat, StoreError),
+    },
+)
+async def post_sql(request: Request, question: SqlQuestion) -> Response:
+    """Tables are the kinds (request, step, block, ...) and the evidence views. Killed at its deadline."""
+    services = services_of(request)
+    cancelled = threading.Event()
+    watch = asyncio.create_task(_cancel_when_gone(request, cancelled))
+    try:
+        return answer(await services.sql_reads.run("/api/v1/sql", _run, services, question, cancelled))
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+
+
+async def _cancel_when_gone(request: Request, cancelled: threading.Event) -> None:
+    """A client that hung up waits for no answer: its child is ended."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    cancelled.set()
+
+
+def _run(services: Services, question: SqlQuestion, cancelled: threading.Event) -> dict[str, Any]:
+    result = services.run_sql(question.sql, question.max_rows, cancelled)
+    return {"columns": result.columns, "rows": json_rows(result.table), "truncated": result.truncated}

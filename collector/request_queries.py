@@ -1,0 +1,287 @@
+"""Requests for people and programs: a sorted page, one request with all that was told of it, and its course in time.
+
+The HTTP API and `kvscope requests` ask these same functions. Metrics are those of `store/metrics.py`.
+A page is continued by its last row (keyset), not by a number of rows to skip: rows that arrive meanwhile shift nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from engine_probe.errors import NotFound, UsageError
+from store.interface import Store, Window
+from store.lineage import window_sql
+from store.metrics import metric
+from store.sql_json import json_objects
+
+FILTERS: Final = (
+    "worker",
+    "model",
+    "tenant",
+    "workload",
+    "priority_class",
+    "vantage",
+    "state",
+    "session_id",
+    "trace_id",
+    "finish_reason",
+)
+"""Columns that a list can be narrowed by, each to one value."""
+
+SORTS: Final[dict[str, str]] = {
+    "arrival": "arrival_ns",
+    "ttft": metric("ttft").expression(),
+    "tpot": metric("tpot").expression(),
+    "e2e": metric("e2e").expression(),
+    "queue": "queue_s",
+    "prefill": "prefill_s",
+    "prompt_tokens": "prompt_tokens",
+    "output_tokens": "output_tokens",
+    "cached_tokens": "cached_tokens",
+    "preemptions": "num_preemptions",
+}
+"""Name of an order -> SQL. Where a value is unknown the row comes last."""
+
+_LISTED: Final = """request_id, attempt, vantage, state, engine, worker, model, tenant, workload, session_id, turn, run_id,
+    arrival_ns, first_token_ns, last_token_ns, end_ns, queue_s, prefill_s, decode_s, stalled_s, prompt_tokens,
+    cached_tokens, output_tokens, num_preemptions, finish_reason, http_status, error"""
+_METRICS: Final = ", ".join(f"{metric(name).expression()} AS {name}_s" for name in ("ttft", "tpot", "e2e"))
+_TIE: Final = {
+    "arrival_ns": "arrival_ns",
+    "request_id": "request_id",
+    "vantage": "vantage",
+    "worker": "coalesce(worker, '')",
+    "attempt": "coalesce(attempt, 0)",
+    "_at_ns": "at_ns",
+    "run_id": "coalesce(run_id, '')",
+}
+"""Column of an answer -> SQL: what puts rows of the same key into one fixed order."""
+_KNOWN_IN_TIE: Final[Mapping[str, Any]] = {"worker": "", "attempt": 0, "run_id": ""}
+_LAST: Final = 1e300
+MAX_STEPS: Final = 2_000
+MAX_BLOCKS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Which requests, in which order, from where on.
+
+    equal      column of FILTERS -> its value
+    at_least   order of SORTS -> least value (s, tokens or times)
+    """
+
+    window: Window
+    equal: Mapping[str, str]
+    at_least: Mapping[str, float]
+    sort: str = "arrival"
+    descending: bool = True
+    limit: int = 100
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows, and the cursor of the next page; None where this is the last."""
+
+    rows: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+def list_requests(store: Store, wanted: RequestFilter) -> Page:
+    """A page of requests. Raises UsageError for an unknown order or a cursor that is not one of this order."""
+    if wanted.sort not in SORTS:
+        raise UsageError(f"there is no order {wanted.sort!r}; the orders are {', '.join(SORTS)}", sort=wanted.sort)
+    condition, params = window_sql(wanted.window, "arrival_ns")
+    conditions = [condition]
+    for column, value in wanted.equal.items():
+        if column not in FILTERS:
+            raise UsageError(f"requests cannot be filtered by {column!r}; only by {', '.join(FILTERS)}", column=column)
+        conditions.append(f"{column} = ?")
+        params.append(value)
+    for name, least in wanted.at_least.items():
+        conditions.append(f"{SORTS[name]} >= ?")
+        params.append(least)
+    direction, sign = ("DESC", "<") if wanted.descending else ("ASC", ">")
+    key = SORTS[wanted.sort]
+    if wanted.sort != "arrival":
+        key = f"coalesce({key}, {-1.0 if wanted.descending else _LAST})"
+    order = (key, *_TIE.values())
+    if wanted.cursor is not None:
+        place = _read_cursor(wanted)
+        conditions.append(f"({', '.join(order)}) {sign} ({', '.join('?' * len(place))})")
+        params += place
+    order_by = ", ".join(f"{part} {direction}" for part in order)
+    sql = (
+        f"SELECT {_LISTED}, {_METRICS}, {key} AS _key, at_ns AS _at_ns FROM request "
+        f"WHERE {' AND '.join(conditions)} ORDER BY {order_by} LIMIT {wanted.limit + 1}"
+    )
+    rows = json_objects(store.query(sql, params))
+    more = len(rows) > wanted.limit
+    rows = rows[: wanted.limit]
+    cursor = _write_cursor(wanted, rows[-1]) if more else None
+    for row in rows:
+        del row["_key"], row["_at_ns"]
+    return Page(rows, cursor)
+
+
+def get_request(store: Store, request_id: str, window: Window | None) -> dict[str, Any]:
+    """All rows of a request (vantages, attempts, workers), its routing decisions and transfers. Raises NotFound."""
+    found: dict[str, Any] = {"request_id": request_id}
+    for name, kind in (("rows", "request"), ("routes", "route"), ("transfers", "transfer")):
+        found[name] = _of_request(store, kind, request_id, window, f", {_METRICS}" if kind == "request" else "")
+    if not any(found[name] for name in ("rows", "routes", "transfers")):
+        where = "" if window is None else f" in {window}"
+        raise NotFound(f"no row of request {request_id!r} is stored{where}", request_id=request_id)
+    return found
+
+
+def timeline(store: Store, request_id: str, window: Window | None) -> dict[str, Any]:
+    """The course of a request: its instants and phases at each vantage, and what happened to it and around it.
+
+    `events` are in order of time. Instants of different vantages come from different clocks. Raises NotFound.
+    """
+    request = get_request(store, request_id, window)
+    events: list[dict[str, Any]] = []
+    for row in request["rows"]:
+        events += _instants(row) + _spans(row)
+    for route in request["routes"]:
+        events.append(_event("routed", route, to=route["chosen"], policy=route["policy"], took_s=route["decision_s"]))
+    for transfer in request["transfers"]:
+        seconds = (transfer["wait_s"] or 0.0) + (transfer["wire_s"] or 0.0)
+        start_ns = transfer["at_ns"] - round(seconds * 1e9)
+        facts = {name: transfer[name] for name in ("source_worker", "target_worker", "num_bytes", "outcome", "reason")}
+        events.append(_event("transfer", transfer, start_ns=start_ns, **facts))
+    for block in _of_request(store, "block", request_id, window, "", MAX_BLOCKS):
+        facts = {name: block[name] for name in ("block_hash", "tier", "reason", "age_s", "idle_s")}
+        events.append(_event(f"block {block['change']}", block, **facts))
+    events.sort(key=lambda event: (event["start_ns"], event["end_ns"]))
+    return {
+        "request_id": request_id,
+        "rows": [_brief(row) for row in request["rows"]],
+        "events": events,
+        "steps": _steps_around(store, request["rows"]),
+        "marks": _marks_around(store, request["rows"]),
+    }
+
+
+def _of_request(
+    store: Store, kind: str, request_id: str, window: Window | None, more: str, limit: int = 1_000
+) -> list[dict[str, Any]]:
+    instant = "arrival_ns" if kind == "request" else "at_ns"
+    condition, params = ("true", []) if window is None else window_sql(window, instant)
+    sql = (
+        f'SELECT * EXCLUDE (received_ns){more} FROM "{kind}" WHERE request_id = ? AND {condition} '
+        f"ORDER BY at_ns LIMIT {limit}"
+    )
+    return json_objects(store.query(sql, [request_id, *params]))
+
+
+def _instants(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    words = {
+        "arrival_ns": "arrived",
+        "first_scheduled_ns": "first scheduled",
+        "first_token_ns": "first token",
+        "last_token_ns": "last token",
+        "end_ns": str(row["state"]),
+    }
+    return [
+        _event(word, row, start_ns=row[column], end_ns=row[column])
+        for column, word in words.items()
+        if row[column] is not None
+    ]
+
+
+def _spans(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        _event(f"phase {span['phase']}", row, start_ns=span["start_ns"], end_ns=span["end_ns"], tokens=span["tokens"])
+        for span in row["spans"] or ()
+        if span["start_ns"] is not None and span["end_ns"] is not None
+    ]
+
+
+def _event(
+    what: str, row: Mapping[str, Any], start_ns: int | None = None, end_ns: int | None = None, **facts: Any
+) -> dict[str, Any]:
+    end = row["at_ns"] if end_ns is None else end_ns
+    return {
+        "what": what,
+        "start_ns": end if start_ns is None else start_ns,
+        "end_ns": end,
+        "vantage": row.get("vantage"),
+        "worker": row.get("worker"),
+        "attempt": row.get("attempt"),
+        "facts": {name: value for name, value in facts.items() if value is not None},
+    }
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = (
+        "vantage",
+        "attempt",
+        "worker",
+        "model",
+        "state",
+        "run_id",
+        "arrival_ns",
+        "end_ns",
+        "ttft_s",
+        "tpot_s",
+        "e2e_s",
+    )
+    return {name: row[name] for name in names}
+
+
+def _steps_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Steps of the request's workers while it was there, the first MAX_STEPS."""
+    steps: list[dict[str, Any]] = []
+    for row in rows:
+        last_ns = row["last_token_ns"] or row["end_ns"] or row["at_ns"]
+        if row["vantage"] != "engine" or row["worker"] is None:
+            continue
+        condition, params = window_sql(Window(row["arrival_ns"], last_ns + 1, row["run_id"]), "at_ns")
+        sql = (
+            "SELECT worker, step, at_ns, duration_s, num_running, num_waiting_prefill, prefill_tokens, decode_tokens, "
+            "recomputed_tokens, num_preempted, blocks_used, blocks_total, blocks_evicted FROM step "
+            f"WHERE worker = ? AND {condition} ORDER BY at_ns LIMIT {MAX_STEPS}"
+        )
+        steps += json_objects(store.query(sql, [row["worker"], *params]))
+    return steps[:MAX_STEPS]
+
+
+def _marks_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Marks from a minute before the request to its end."""
+    if not rows:
+        return []
+    first_ns = min(row["arrival_ns"] for row in rows) - 60_000_000_000
+    last_ns = max(row["at_ns"] for row in rows) + 1
+    condition, params = window_sql(Window(first_ns, last_ns, rows[0]["run_id"]), "at_ns")
+    sql = f"SELECT at_ns, mark, worker, subject, text FROM mark WHERE {condition} ORDER BY at_ns LIMIT 100"
+    return json_objects(store.query(sql, params))
+
+
+def _write_cursor(wanted: RequestFilter, row: Mapping[str, Any]) -> str:
+    tie = [_KNOWN_IN_TIE[name] if row[name] is None else row[name] for name in _TIE]
+    place = [wanted.sort, wanted.descending, row["_key"], *tie]
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _read_cursor(wanted: RequestFilter) -> list[Any]:
+    text = wanted.cursor or ""
+    try:
+        place = msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        sort, descending, *values = place
+        if not isinstance(values[0], int | float) or not all(isinstance(value, int | str) for value in values[1:]):
+            raise ValueError("not the parts of a place")
+        if len(values) != len(_TIE) + 1:
+            raise ValueError("not as many parts as a place has")
+    except (binascii.Error, msgspec.DecodeError, ValueError, TypeError, UnicodeError, IndexError) as error:
+        raise UsageError("the cursor is none that this API gave; start without one", cursor=text[:100]) from error
+    if (sort, descending) != (wanted.sort, wanted.descending):
+        raise UsageError(f"the cursor belongs to another order ({sort}); start without one", cursor=text[:100])
+    return list(values)

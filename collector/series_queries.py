@@ -1,0 +1,207 @@
+"""Time series for dashboards: one number a bucket of time and group, exact, from raw rows.
+
+What can be asked for:
+    ttft tpot e2e itl and every phase          of requests, in the bucket of their arrival
+    requests                                   count of requests
+    step.COLUMN                                a number of scheduler steps
+    block.CHANGE                               count of block events
+    sample.NAME                                a scraped number; `increase` of a counter survives its resets
+
+A quantile is nearest rank on the raw values of the bucket (`store/metrics.py`), never an average of quantiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine_probe.errors import UsageError
+from engine_probe.events import KINDS, column
+from store.interface import Store, Window
+from store.lineage import window_sql
+from store.metrics import METRICS, metric, quantile_sql
+
+WORDS: Final = ("mean", "min", "max", "sum", "count", "last", "increase")
+GROUPS: Final = {
+    "request": ("worker", "model", "tenant", "workload", "priority_class", "vantage", "state", "engine", "run_id"),
+    "step": ("worker", "run_id"),
+    "block": ("worker", "tier", "reason", "run_id"),
+    "sample": ("worker", "run_id"),
+}
+STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+DEFAULT_BUCKETS: Final = 120
+MAX_CHUNK_TOKENS: Final = 4096
+"""A streamed chunk counts as at most so many tokens here: its count is a sender's word, and each becomes a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRequest:
+    """What to draw.
+
+    stat       a quantile as a decimal text ("0.99"), or a word of WORDS; None: 0.99 of durations, count of events,
+               mean of steps, last of samples
+    step_s     length of a bucket; None takes one that gives at most DEFAULT_BUCKETS
+    by         columns to group by
+    vantage    of requests: only rows of this vantage; None takes all, which is a mixture where several measure
+    """
+
+    metric: str
+    window: Window
+    stat: str | None = None
+    step_s: int | None = None
+    by: Sequence[str] = ()
+    vantage: str | None = None
+    max_points: int = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the values come from: a relation with `at`, `value` and the groups, and the unit of a value.
+
+    usual   the stat where none is named
+    """
+
+    kind: str
+    relation: str
+    params: list[Any]
+    unit: str
+    usual: str
+
+
+def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
+    """`{metric, unit, stat, step_s, window, series: [{labels, points: [[at_ns, value, n], ...]}]}`; raises UsageError.
+
+    `at_ns` is the start of a bucket; buckets without rows are absent; `n` is the number of values behind a point.
+    """
+    source = _source(wanted)
+    for name in wanted.by:
+        if name not in GROUPS[source.kind]:
+            raise UsageError(
+                f"{wanted.metric} cannot be grouped by {name!r}; only by {', '.join(GROUPS[source.kind])}", by=name
+            )
+    step_ns = _step_ns(store, source, wanted)
+    labels = ", ".join(wanted.by)
+    stat = source.usual if wanted.stat is None else wanted.stat
+    aggregate = _aggregate(stat, source)
+    sql = (
+        f"SELECT at // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n"
+        f"{', ' if labels else ''}{labels} FROM ({source.relation}) WHERE value IS NOT NULL "
+        f"GROUP BY bucket{', ' if labels else ''}{labels} ORDER BY {labels}{', ' if labels else ''}bucket "
+        f"LIMIT {wanted.max_points + 1}"
+    )
+    table = store.query(sql, source.params)
+    if table.num_rows > wanted.max_points:
+        raise UsageError(
+            f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
+            limit=wanted.max_points,
+        )
+    found: dict[tuple[Any, ...], list[list[Any]]] = {}
+    for row in table.to_pylist():
+        found.setdefault(tuple(row[name] for name in wanted.by), []).append([row["bucket"], row["value"], row["n"]])
+    return {
+        "metric": wanted.metric,
+        "unit": source.unit,
+        "stat": stat,
+        "step_s": step_ns // 1_000_000_000,
+        "window": str(wanted.window),
+        "series": [
+            {"labels": dict(zip(wanted.by, values, strict=True)), "points": points} for values, points in found.items()
+        ],
+    }
+
+
+def _source(wanted: SeriesRequest) -> _Source:
+    kind, _, rest = wanted.metric.partition(".")
+    if not rest:
+        return _of_requests(wanted)
+    condition, params = window_sql(wanted.window, "at_ns")
+    groups = ", ".join(GROUPS.get(kind, ()))
+    if kind == "step":
+        wanted_column = next((c for c in KINDS["step"] if c.name == rest and c.type in ("int64", "float64")), None)
+        if wanted_column is None or rest == "at_ns":
+            raise UsageError(f"steps have no number {rest!r}; see the event contract", metric=wanted.metric)
+        relation = f"SELECT at_ns AS at, {rest} AS value, {groups} FROM step WHERE {condition}"
+        return _Source("step", relation, params, wanted_column.unit or "1", "mean")
+    if kind == "block":
+        known = column("block", "change").choices
+        if rest not in known:
+            raise UsageError(
+                f"blocks have no change {rest!r}; the changes are {', '.join(known)}", metric=wanted.metric
+            )
+        relation = f"SELECT at_ns AS at, 1 AS value, {groups} FROM block WHERE {condition} AND change = ?"
+        return _Source("block", relation, [*params, rest], "events", "count")
+    if kind == "sample":
+        return _of_samples(wanted, rest, condition, params)
+    raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
+
+
+def _of_requests(wanted: SeriesRequest) -> _Source:
+    condition, params = window_sql(wanted.window, "arrival_ns")
+    groups = ", ".join(GROUPS["request"])
+    if wanted.vantage is not None:
+        condition, params = f"{condition} AND vantage = ?", [*params, wanted.vantage]
+    if wanted.metric == "requests":
+        relation = f"SELECT arrival_ns AS at, 1 AS value, {groups} FROM request WHERE {condition}"
+        return _Source("request", relation, params, "requests", "count")
+    if wanted.metric == "itl":
+        tokens = f"least(greatest(1, coalesce(token_counts[i + 1], 1)), {MAX_CHUNK_TOKENS})"
+        gaps = (
+            f"SELECT arrival_ns AS at, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {groups} "
+            f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM request WHERE {condition} AND len(token_ns) > 1)"
+        )
+        relation = (
+            f"SELECT at, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
+            f"SELECT at, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
+        )
+        return _Source("request", relation, [*params, *params], "s", "0.99")
+    name = (
+        wanted.metric if wanted.metric in METRICS or wanted.metric in ("ttft", "tpot", "e2e") else f"{wanted.metric}_s"
+    )
+    if name not in METRICS and name not in ("ttft", "tpot", "e2e"):
+        raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
+    found = metric(name)
+    relation = f"SELECT arrival_ns AS at, {found.expression()} AS value, {groups} FROM request WHERE {condition}"
+    return _Source("request", relation, params, found.unit, "0.99")
+
+
+def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[Any]) -> _Source:
+    groups = ", ".join(GROUPS["sample"])
+    chosen = f"FROM sample WHERE {condition} AND name = ?"
+    if wanted.stat != "increase":
+        return _Source("sample", f"SELECT at_ns AS at, value, {groups} {chosen}", [*params, name], "1", "last")
+    # After a restart a counter begins at 0 again: what it shows then is what was added since.
+    relation = (
+        f"SELECT at, CASE WHEN value >= before THEN value - before ELSE value END AS value, {groups} FROM ("
+        f"SELECT at_ns AS at, value, lag(value) OVER (PARTITION BY {groups}, labels ORDER BY at_ns) AS before, {groups} "
+        f"{chosen}) WHERE before IS NOT NULL"
+    )
+    return _Source("sample", relation, [*params, name], "1", "last")
+
+
+def _aggregate(stat: str, source: _Source) -> str:
+    if stat == "increase" and source.kind != "sample":
+        raise UsageError("increase is for counters among the samples: metric=sample.NAME_total", stat=stat)
+    if stat not in WORDS:
+        return quantile_sql("value", stat)
+    by_word = {"mean": "avg(value)", "last": "arg_max(value, at)", "increase": "sum(value)", "count": "count(value)"}
+    return by_word.get(stat, f"{stat}(value)")
+
+
+def _step_ns(store: Store, source: _Source, wanted: SeriesRequest) -> int:
+    if wanted.step_s is not None:
+        return wanted.step_s * 1_000_000_000
+    first, last = wanted.window.start_ns, wanted.window.end_ns
+    if first is None or last is None:
+        bounds = store.query(f"SELECT min(at) AS first, max(at) AS last FROM ({source.relation})", source.params)
+        row = bounds.to_pylist()[0]
+        first = row["first"] if first is None else first
+        last = row["last"] if last is None else last
+    length_s = ((last or 0) - (first or 0)) / 1e9
+    step_s = next((step for step in STEPS_S if length_s / step <= DEFAULT_BUCKETS), STEPS_S[-1])
+    return step_s * 1_000_000_000
+
+
+_KNOWN: Final = (
+    f"the metrics are ttft, tpot, e2e, itl, requests, {', '.join(METRICS)}, step.COLUMN, block.CHANGE and sample.NAME"
+)
