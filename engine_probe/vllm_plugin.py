@@ -16,32 +16,23 @@ Source: vLLM 0.32.0 `v1/metrics/loggers.py`; reference 4.7 for the other release
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import socket
 import sys
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from engine_probe.adapters.vllm import worker_name
 from engine_probe.attach.names import folder_name, source_name, spool_folder
 from engine_probe.errors import ProbeError
-from engine_probe.vllm_stats import (
-    FirstTokens,
-    Geometry,
-    StepRows,
-    cache_was_reset,
-    geometry_of,
-    read,
-    request_rows,
-    worker_row,
-)
+from engine_probe.outbox import Outbox
+from engine_probe.vllm_facts import Geometry, attribute, geometry_of, read, worker_row
+from engine_probe.vllm_stats import FirstTokens, StepRows, cache_was_reset, request_rows
 
 if TYPE_CHECKING:
     from engine_probe.sink import Sink
@@ -56,10 +47,6 @@ else:
 
 # A child of vLLM's logger: our few lines appear in the engine's log, in its format.
 log = logging.getLogger("vllm.kvscope")
-
-MAX_ROWS: Final = 20_000
-FLUSH_S: Final = 0.5
-CLOSE_S: Final = 3.0
 
 
 class KvscopeStatLogger(StatLoggerBase):  # type: ignore[misc]
@@ -117,7 +104,7 @@ def open_tap(vllm_config: Any, engine_index: int, env: Mapping[str, str]) -> Eng
         source = source_name("vllm", worker, f"frontend{read(vllm_config, 'parallel_config._api_process_rank') or 0}")
     sink = make_sink(url, source, env.get("KVSCOPE_TOKEN"), env.get("KVSCOPE_SPOOL_DIR"))
     log.info("kvscope records worker %s to %s", worker, url)
-    return EngineTap(vllm_config, worker, Outbox(sink), publish=PrometheusFacts(worker, engine_index))
+    return EngineTap(vllm_config, worker, Outbox(sink, log=log), publish=PrometheusFacts(worker, engine_index))
 
 
 def default_worker(argv: Sequence[str], host: str) -> str:
@@ -175,7 +162,7 @@ class EngineTap:
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """One engine step: a `step` row where this front end got the scheduler's statistics, and what finished."""
         try:
-            stamp = read(iteration_stats, "iteration_timestamp")
+            stamp = attribute(iteration_stats, "iteration_timestamp")
             at_ns = round(stamp * 1e9) if isinstance(stamp, float) and stamp > 0 else self._clock()
             if iteration_stats is not None:
                 self._first_tokens.note(iteration_stats)
@@ -237,95 +224,6 @@ class EngineTap:
             self._publish.count_error()
 
 
-class Outbox:
-    """A bounded buffer and the thread that empties it into a sink.
-
-    `put` takes a lock for the length of an append. When the buffer is full the oldest steps go first, then the row that
-    comes; what was dropped is counted by kind and told with a `gap` mark at the next flush.
-    """
-
-    def __init__(self, sink: Sink, *, max_rows: int = MAX_ROWS, flush_s: float = FLUSH_S) -> None:
-        import pyarrow  # noqa: F401  # now, at start-up, and not in the thread while requests are being served
-
-        self._sink = sink
-        self._max_rows = max_rows
-        self._flush_s = flush_s
-        self._lock = threading.Lock()
-        self._rows: dict[str, deque[dict[str, Any]]] = {}
-        self._size = 0
-        self._dropped: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
-        self._failures = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvscope-outbox", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Rows that were lost on this side, by kind."""
-        return self._dropped
-
-    @property
-    def failures(self) -> int:
-        """Writes that the sink refused."""
-        return self._failures
-
-    def put(self, kind: str, row: dict[str, Any]) -> None:
-        """Append one row; never waits for the network or the disk."""
-        with self._lock:
-            if self._size >= self._max_rows:
-                steps = self._rows.get("step")
-                if not steps:
-                    self._dropped[kind] += 1
-                    return
-                steps.popleft()
-                self._size -= 1
-                self._dropped["step"] += 1
-            self._rows.setdefault(kind, deque()).append(row)
-            self._size += 1
-
-    def flush(self) -> None:
-        """Hand everything to the sink now. What the sink refuses is lost, counted, and logged once."""
-        from engine_probe.schema import table_from_rows
-
-        with self._lock:
-            rows, self._rows, self._size = self._rows, {}, 0
-            dropped = Counter(self._dropped)
-        lost = dropped - self._told
-        if lost:
-            rows.setdefault("mark", deque()).append(_gap(lost))
-        if not rows:
-            return
-        try:
-            self._sink.write({kind: table_from_rows(kind, part) for kind, part in rows.items()})
-        except Exception as error:
-            self._failures += 1
-            with self._lock:
-                self._dropped.update({kind: len(part) for kind, part in rows.items() if kind != "mark"})
-            if self._failures == 1:
-                log.warning("kvscope lost rows that could not be sent (said once): %s", error)
-        else:
-            self._told = dropped
-
-    def close(self) -> None:
-        """Flush and close the sink, for at most CLOSE_S: an engine that stops must not be held up."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        self._thread.join(CLOSE_S)
-        atexit.unregister(self.close)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._flush_s):
-            self.flush()
-        self.flush()
-        try:
-            self._sink.close()
-        except Exception as error:
-            log.warning("kvscope could not close its sink: %s", error)
-
-
 class PrometheusFacts:
     """Our name on the engine's /metrics page, so that `kvscope attach` uses the same worker name by itself."""
 
@@ -352,14 +250,3 @@ class PrometheusFacts:
     def count_error(self) -> None:
         if self._errors is not None:
             self._errors.inc()
-
-
-def _gap(lost: Mapping[str, int]) -> dict[str, Any]:
-    what = ", ".join(f"{count} {kind}" for kind, count in sorted(lost.items()))
-    return {
-        "mark": "gap",
-        "subject": "vllm plugin",
-        "at_ns": time.time_ns(),
-        "text": f"the plugin lost rows: {what}",
-        "attrs": {"dropped_rows": str(sum(lost.values()))} | {f"dropped_{k}": str(n) for k, n in sorted(lost.items())},
-    }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace as Fake
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from engine_probe import vllm_plugin
+from engine_probe import outbox as outbox_module
 from engine_probe.errors import ProbeError
-from engine_probe.vllm_plugin import EngineTap, KvscopeStatLogger, Outbox, default_worker, open_tap
+from engine_probe.outbox import Outbox
+from engine_probe.vllm_plugin import EngineTap, KvscopeStatLogger, default_worker, make_sink, open_tap
 
 NOW = 1_700_000_000_000_000_000
 
@@ -140,7 +142,7 @@ def test_a_full_buffer_drops_steps_before_requests(sink: ListSink, outbox: Outbo
 
 def test_close_sends_what_is_left_and_returns_though_the_sink_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that stops is held up for a bounded time only."""
-    monkeypatch.setattr(vllm_plugin, "CLOSE_S", 0.05)
+    monkeypatch.setattr(outbox_module, "CLOSE_S", 0.05)
     sink, release = ListSink(), threading.Event()
     box = Outbox(sink, flush_s=3600)
     box.put("step", {"step": 0, "at_ns": NOW})
@@ -158,6 +160,19 @@ def test_close_sends_what_is_left_and_returns_though_the_sink_hangs(monkeypatch:
     assert stuck._thread.is_alive()
     release.set()
     stuck._thread.join(10)
+
+
+def test_the_url_names_the_sink(tmp_path: Path) -> None:
+    """A folder gets Parquet files of this source; what is neither collector nor folder is refused with an example."""
+    sink = make_sink(tmp_path.as_uri(), "vllm:gpu7:8000", None, None)
+    box = Outbox(sink, flush_s=3600)
+    box.put("step", {"step": 0, "at_ns": NOW})
+    box.close()
+    (part,) = tmp_path.rglob("*.parquet")
+    assert part.relative_to(tmp_path).parts[:2] == ("vllm_gpu7_8000", "kind=step")
+    for url in ("collector:8321", "ftp://c", "http://"):
+        with pytest.raises(ProbeError, match="KVSCOPE_URL"):
+            make_sink(url, "s", None, None)
 
 
 @pytest.mark.parametrize("env", [{}, {"KVSCOPE_URL": " "}, {"KVSCOPE_URL": "http://c:1", "KVSCOPE_OFF": "1"}])
