@@ -64,6 +64,7 @@ def validated(tables: Any) -> None:
         validate(kind, table, FAR)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=400), mutated("kv_events", "payload_b64")))
 def test_kv_events_of_any_bytes(payload: bytes) -> None:
     """KvscopeError or rows that pass the rules of ingest."""
@@ -75,6 +76,7 @@ def test_kv_events_of_any_bytes(payload: bytes) -> None:
     validated(decoder.drain())
 
 
+@settings(deadline=None)
 @given(
     st.one_of(st.binary(max_size=400), mutated("otlp", "body_b64")),
     st.sampled_from(["application/x-protobuf", "application/json"]),
@@ -102,6 +104,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON, st.sampled_from(["resourceSpans", "scopeSpans", "spans", "attributes", "resource", "status"]))
 def test_json_traces_of_any_shape(inner: Any, place: str) -> None:
     """Anything in the place of any part of the message: KvscopeError or a result."""
@@ -115,6 +118,7 @@ def test_json_traces_of_any_shape(inner: Any, place: str) -> None:
         return
 
 
+@settings(deadline=None)
 @given(
     st.one_of(st.binary(max_size=300), st.text(max_size=300), mutated("metrics", "text").map(lambda page: page[:6000]))
 )
@@ -137,6 +141,7 @@ NAMES = st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,8}", fullmatch=True)
 LABELS = st.dictionaries(st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,6}", fullmatch=True), st.text(max_size=8), max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats(allow_nan=False)), max_size=5))
 def test_a_page_that_was_written_is_read_back(samples: list[tuple[str, dict[str, str], float]]) -> None:
     """Any label value survives its escapes; newlines of other kinds are text."""
@@ -197,6 +202,7 @@ def as_array(event: dict[str, Any]) -> list[Any]:
     return [event["type"], *(event.get(name) for name in names)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5), st.lists(EVENTS, max_size=3)), max_size=6))
 def test_both_wire_forms_give_identical_rows(messages: list[tuple[int, int, list[dict[str, Any]]]]) -> None:
     """Whatever the order of messages and events: arrays and maps, the same rows, marks and counts."""
@@ -212,6 +218,7 @@ def test_both_wire_forms_give_identical_rows(messages: list[tuple[int, int, list
     assert results[0] == results[1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
 def test_residency_is_that_of_the_engine(prompts: list[list[int]], data: st.DataObject) -> None:
     """A pool that stores prompts block by block and evicts at random: every row's hash is its prompt's chain, every
@@ -266,6 +273,7 @@ def test_residency_is_that_of_the_engine(prompts: list[list[int]], data: st.Data
     assert decoder.counts.unknown_parents == decoder.counts.unknown_removed == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 39), st.integers(1, 40))
 def test_thinning_loses_no_increment(steps: list[int], start: int, length: int) -> None:
     """In any window that holds a kept row, the increments of kept rows are those of all scrapes in it."""
@@ -288,12 +296,14 @@ def test_thinning_loses_no_increment(steps: list[int], start: int, length: int) 
         assert seen == value
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), max_size=20))
 def test_increments_are_never_negative(values: list[float]) -> None:
     """A counter that falls was restarted."""
     assert all(step >= 0 for step in deltas(values))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40), st.integers(0, 99))
 def test_the_clients_id_survives_the_engine(sent: str, index: int) -> None:
     """What vLLM makes of an id is undone, for any id."""
@@ -326,13 +336,14 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(FRAGMENTS | st.text(max_size=8), max_size=12).map("".join))
 def test_no_line_of_a_log_raises(line: str) -> None:
     """Facts or nothing."""
     startup_facts([line])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_file_of_any_bytes_is_read_or_refused(tmp_path_factory: Any, data: st.DataObject) -> None:
     """Whatever stands in it and whatever it is called: KvscopeError, or tables of the contract."""
