@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_probe.adapters import vllm_provides
+from engine_probe.adapters import vllm, vllm_provides
 from engine_probe.adapters.geometry import startup_facts
 from engine_probe.adapters.provides import all_names, declared, names, render, visible
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
@@ -129,3 +129,11 @@ def test_sources_together_show_what_each_shows() -> None:
 def test_the_docs_table_is_the_declarations() -> None:
     """docs/observability.md is generated: `python -m engine_probe.adapters.provides`."""
     assert (ROOT / "docs" / "observability.md").read_text() == render()
+
+
+def test_the_guide_names_every_mapped_series() -> None:
+    """docs/vllm.md lists each contract name with each wire name it stands for."""
+    guide = (ROOT / "docs" / "vllm.md").read_text().replace("\\|", "|")
+    for table in (vllm.CANONICAL, vllm.HISTOGRAMS):
+        for canonical, wires in table.items():
+            assert f"| `{canonical}` | " + ", ".join(f"`{wire}`" for wire in wires) + " |" in guide
