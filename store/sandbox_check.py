@@ -252,6 +252,10 @@ def _reads(tree: Any) -> Reads:
 
 
 def _first_lines(error: Exception) -> str:
-    """DuckDB's message with its line and caret, without the advice meant for DuckDB's developers."""
+    return "\n".join(message_of(error).splitlines()[:12])
+
+
+def message_of(error: Exception) -> str:
+    """DuckDB's message with its line and caret, without advice that is not for a person here."""
     text = str(error).split("This error signals an assertion failure")[0].rstrip()
-    return "\n".join(text.splitlines()[:12])
+    return re.sub(r' *Use "SET [^"]*" to [^.]*\.', " Break the statement up.", text)

@@ -270,7 +270,9 @@ def _verdict(error: Exception) -> tuple[str, str]:
     """(what happened, message) for an error of DuckDB or Arrow."""
     import duckdb
 
-    text = str(error).split("This error signals an assertion failure")[0].rstrip()
+    from store.sandbox_check import message_of
+
+    text = message_of(error)
     if isinstance(error, duckdb.OutOfMemoryException) or re.search(
         r"out of memory|bad_alloc|realloc|malloc", text, re.I
     ):
