@@ -135,6 +135,8 @@ def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambd
     """Commit the staged chunks; returns the summary: rows by kind, windows, what was left out."""
     from store.interface import Batch, BatchId
 
+    runs = store.runs()
+    others = [name for name in runs if name != staged.run]
     num_duplicates = 0
     for seq, tables in enumerate(_staged_chunks(staged)):
         receipt = store.append(Batch(tables, BatchId(SOURCE, staged.epoch, seq), source=SOURCE))
@@ -145,6 +147,8 @@ def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambd
         "format": staged.format,
         "rows": staged.rows,
         "already_imported": bool(staged.sizes) and num_duplicates == len(staged.sizes),
+        "run_had_rows": staged.run in runs and num_duplicates == 0,
+        "other_runs": others,
         "start_ns": None if staged.span is None else staged.span[0],
         "end_ns": None if staged.span is None else staged.span[1],
         "windows": [{"name": w.name, "start_ns": w.start_ns, "end_ns": w.end_ns} for w in staged.notes.windows],
@@ -205,8 +209,14 @@ def _text(summary: dict[str, Any], store: str) -> str:
         seconds = (window["end_ns"] - window["start_ns"]) / 1e9
         lines.append(f"  window {window['name']}: {seconds:.1f} s from {_iso(window['start_ns'])}")
     lines += [f"  left out: {text}" for text in summary["left_out"]]
+    if summary["run_had_rows"]:
+        lines.append(
+            f"  note: run {summary['run']} held rows of another import before; it is now both together. "
+            "Two recordings to compare need two names."
+        )
     where = "" if store == DEFAULT_STORE else f" --store {store}"
-    lines.append(f"Next: kvscope diagnose{where} --baseline RUN --suspect {summary['run']}")
+    baseline = summary["other_runs"][-1] if summary["other_runs"] else "RUN"
+    lines.append(f"Next: kvscope diagnose{where} --baseline {baseline} --suspect {summary['run']}")
     return "\n".join(lines)
 
 

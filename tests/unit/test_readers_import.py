@@ -74,6 +74,16 @@ def test_a_half_recording_leaves_no_half_run(kvscope: Callable[..., Any], tmp_pa
     assert not store.exists()
 
 
+def test_two_recordings_under_one_name_are_said(kvscope: Callable[..., Any], tmp_path: Path) -> None:
+    """Parts of one run may come one by one; two runs under one name could not be told apart any more."""
+    store = tmp_path / "s.duckdb"
+    kvscope("import", RECORDING, "--run", "bad", "--store", store)
+    ended = kvscope("import", RECORDING.parent / "vllm-0.32.0-cache-off", "--run", "bad", "--store", store)
+    assert "held rows of another import before" in ended.out
+    again = kvscope("import", RECORDING, "--run", "bad", "--store", store)
+    assert "held rows of another import before" not in again.out
+
+
 def test_an_interrupted_import_is_completed(tmp_path: Path) -> None:
     """The first chunks were committed, then the process ended: the next import adds only the rest."""
     store = open_store(str(tmp_path / "s.duckdb"))
