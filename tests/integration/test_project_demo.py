@@ -80,6 +80,22 @@ def test_the_capacity_verdict_tells_the_two_runs_apart(demo: dict[str, Any]) -> 
     assert f"{squeezed['knee_blocks']:,} blocks" in squeezed["sentence"]
 
 
+def test_kvscope_capacity_reads_the_same_curve_from_the_store(demo: dict[str, Any], kvscope: Any) -> None:
+    """`kvscope capacity --store --run` answers the points of the demo's verdict; an unknown run is named."""
+    store = Path(demo["folder"]) / demo["store"]
+    points = demo["capacity"]["squeezed"]["points"]
+    sizes = ",".join("inf" if point["blocks"] is None else str(point["blocks"]) for point in points)
+    ended = kvscope("capacity", "--store", store, "--run", "squeezed", "--blocks", sizes, "--json")
+    keys = ("blocks", "hit_rate", "hit_blocks", "requested_blocks")
+    assert [{key: point[key] for key in keys} for point in json.loads(ended.out)] == points
+    text = kvscope("capacity", "--store", store, "--run", "squeezed").out
+    assert "  <- what the engine has" in text
+    assert "18 warm-up requests fill the cache and are not counted" in text
+    unknown = kvscope("capacity", "--store", store, "--run", "squeezd")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "runs there: ample, squeezed" in unknown.err
+
+
 def test_the_statement_counts_the_blocks_events(demo: dict[str, Any]) -> None:
     """SQL over the raw events finds the evictions that the recordings hold: 13,351 squeezed, 4,593 ample."""
     answer = demo["sql"]
