@@ -110,7 +110,8 @@ def register(app: typer.Typer) -> None:
         )
         source = source_name("attach", worker or url.rpartition("://")[2].rstrip("/"))
         sink = _open_sink(to, store, source, token, spool)
-        summary = AttachSession(options, sink, say).run(_stop_on_signals())
+        session = AttachSession(options, sink, say, sink_trouble=lambda: _trouble(sink))
+        summary = session.run(_stop_on_signals())
         undelivered = _undelivered(sink, spool)
         if json:
             emit_json(asdict(summary) | {"undelivered": undelivered})
@@ -149,6 +150,15 @@ def _open_sink(to: str | None, store: str | None, source: str, token: str | None
     from store.open import open_store
 
     return StoreSink(open_store(store or DEFAULT_STORE), source)
+
+
+def _trouble(sink: Sink) -> str | None:
+    """Why a collector does not take rows at the moment; None where it takes them, or where there is none."""
+    stats = getattr(sink, "stats", None)
+    if stats is None or not stats.failures or not stats.pending_batches + stats.in_flight_batches:
+        return None
+    error: str | None = stats.last_error
+    return error
 
 
 def _undelivered(sink: Sink, spool: Path | None) -> str | None:

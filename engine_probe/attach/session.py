@@ -73,7 +73,10 @@ class Summary:
 
 
 class AttachSession:
-    """`run` once. `say` takes one sentence at a time; the sink is closed at the end."""
+    """`run` once. `say` takes one sentence at a time; the sink is closed at the end.
+
+    sink_trouble   asked now and then: why the sink does not get rid of its rows, None where it does
+    """
 
     def __init__(
         self,
@@ -83,9 +86,12 @@ class AttachSession:
         *,
         clock: Callable[[], int] = time.time_ns,
         flush_s: float = FLUSH_S,
+        sink_trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._options = options
         self._say = say
+        self._sink_trouble = sink_trouble
+        self._in_trouble = False
         self._clock = clock
         self._client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
         self._probe_client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
@@ -157,6 +163,7 @@ class AttachSession:
                 failures += 1
                 if was_up and not self._scraper.lives.is_up:
                     self._say(f"The engine is down: {self._scraper.last_error}")
+            self._tell_trouble()
             # Scrapes keep their rhythm; a late one does not make the next ones come in a burst.
             pause = (
                 min(interval_s * 2 ** min(failures - 1, 8), max(MAX_PAUSE_S, interval_s)) if failures else interval_s
@@ -189,6 +196,15 @@ class AttachSession:
             self._lines = list(told)
             for line in lines:
                 self._say(str(line))
+
+    def _tell_trouble(self) -> None:
+        """Say once that rows are not taken, and once that they are again."""
+        trouble = self._funnel.error or self._sink_trouble()
+        if trouble and not self._in_trouble:
+            self._say(f"Rows are kept back: {trouble}")
+        elif self._in_trouble and not trouble:
+            self._say("Rows are taken again.")
+        self._in_trouble = bool(trouble)
 
     # --- sources
 

@@ -33,7 +33,14 @@ class Attached:
         self.summary: Summary | None = None
         self.error: Exception | None = None
         facts: dict[str, Any] = {"url": engine.url, "salt": b"s", "interval_s": 0.05}
-        self.session = AttachSession(AttachOptions(**(facts | options)), self.sink, self.said.append, flush_s=0.02)
+        self.trouble: str | None = None
+        self.session = AttachSession(
+            AttachOptions(**(facts | options)),
+            self.sink,
+            self.said.append,
+            flush_s=0.02,
+            sink_trouble=lambda: self.trouble,
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -271,3 +278,16 @@ def test_a_kv_endpoint_that_cannot_be_subscribed_to_does_not_end_the_attach(engi
         attached.until(lambda: len(attached.values("preemptions_total")) >= 2)
     assert attached.error is None
     assert any(text.startswith("blocks     not seen") and "no.such.host.invalid" in text for text in attached.said)
+
+
+def test_a_sink_in_trouble_is_said_once_and_so_is_its_end(engine: FakeEngine) -> None:
+    """The user must not learn at the end only that nothing was taken."""
+    with Attached(engine) as attached:
+        attached.until(lambda: len(attached.said) >= 6)
+        attached.trouble = "the collector wants a token"
+        attached.until(lambda: "Rows are kept back: the collector wants a token" in attached.said)
+        scrapes = attached.session._scraper.scrapes
+        attached.until(lambda: attached.session._scraper.scrapes > scrapes + 2)
+        attached.trouble = None
+        attached.until(lambda: attached.said[-1] == "Rows are taken again.")
+    assert len(attached.said) == 8
