@@ -57,7 +57,7 @@ class SeriesRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where the values come from: a relation with `at`, `value` and the groups, and the unit of a value.
+    """Where the values come from: a relation with `instant`, `value` and the groups, and the unit of a value.
 
     usual   the stat where none is named
     """
@@ -85,7 +85,7 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
     stat = source.usual if wanted.stat is None else wanted.stat
     aggregate = _aggregate(stat, source)
     sql = (
-        f"SELECT at // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n"
+        f"SELECT instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n"
         f"{', ' if labels else ''}{labels} FROM ({source.relation}) WHERE value IS NOT NULL "
         f"GROUP BY bucket{', ' if labels else ''}{labels} ORDER BY {labels}{', ' if labels else ''}bucket "
         f"LIMIT {wanted.max_points + 1}"
@@ -121,7 +121,7 @@ def _source(wanted: SeriesRequest) -> _Source:
         wanted_column = next((c for c in KINDS["step"] if c.name == rest and c.type in ("int64", "float64")), None)
         if wanted_column is None or rest == "at_ns":
             raise UsageError(f"steps have no number {rest!r}; see the event contract", metric=wanted.metric)
-        relation = f"SELECT at_ns AS at, {rest} AS value, {groups} FROM step WHERE {condition}"
+        relation = f"SELECT at_ns AS instant, {rest} AS value, {groups} FROM step WHERE {condition}"
         return _Source("step", relation, params, wanted_column.unit or "1", "mean")
     if kind == "block":
         known = column("block", "change").choices
@@ -129,7 +129,7 @@ def _source(wanted: SeriesRequest) -> _Source:
             raise UsageError(
                 f"blocks have no change {rest!r}; the changes are {', '.join(known)}", metric=wanted.metric
             )
-        relation = f"SELECT at_ns AS at, 1 AS value, {groups} FROM block WHERE {condition} AND change = ?"
+        relation = f"SELECT at_ns AS instant, 1 AS value, {groups} FROM block WHERE {condition} AND change = ?"
         return _Source("block", relation, [*params, rest], "events", "count")
     if kind == "sample":
         return _of_samples(wanted, rest, condition, params)
@@ -142,17 +142,17 @@ def _of_requests(wanted: SeriesRequest) -> _Source:
     if wanted.vantage is not None:
         condition, params = f"{condition} AND vantage = ?", [*params, wanted.vantage]
     if wanted.metric == "requests":
-        relation = f"SELECT arrival_ns AS at, 1 AS value, {groups} FROM request WHERE {condition}"
+        relation = f"SELECT arrival_ns AS instant, 1 AS value, {groups} FROM request WHERE {condition}"
         return _Source("request", relation, params, "requests", "count")
     if wanted.metric == "itl":
         tokens = f"least(greatest(1, coalesce(token_counts[i + 1], 1)), {MAX_CHUNK_TOKENS})"
         gaps = (
-            f"SELECT arrival_ns AS at, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {groups} "
+            f"SELECT arrival_ns AS instant, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {groups} "
             f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM request WHERE {condition} AND len(token_ns) > 1)"
         )
         relation = (
-            f"SELECT at, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
-            f"SELECT at, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
+            f"SELECT instant, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
+            f"SELECT instant, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
         )
         return _Source("request", relation, [*params, *params], "s", "0.99")
     name = (
@@ -161,7 +161,7 @@ def _of_requests(wanted: SeriesRequest) -> _Source:
     if name not in METRICS and name not in ("ttft", "tpot", "e2e"):
         raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
     found = metric(name)
-    relation = f"SELECT arrival_ns AS at, {found.expression()} AS value, {groups} FROM request WHERE {condition}"
+    relation = f"SELECT arrival_ns AS instant, {found.expression()} AS value, {groups} FROM request WHERE {condition}"
     return _Source("request", relation, params, found.unit, "0.99")
 
 
@@ -169,11 +169,11 @@ def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[A
     groups = ", ".join(GROUPS["sample"])
     chosen = f"FROM sample WHERE {condition} AND name = ?"
     if wanted.stat != "increase":
-        return _Source("sample", f"SELECT at_ns AS at, value, {groups} {chosen}", [*params, name], "1", "last")
+        return _Source("sample", f"SELECT at_ns AS instant, value, {groups} {chosen}", [*params, name], "1", "last")
     # After a restart a counter begins at 0 again: what it shows then is what was added since.
     relation = (
-        f"SELECT at, CASE WHEN value >= before THEN value - before ELSE value END AS value, {groups} FROM ("
-        f"SELECT at_ns AS at, value, lag(value) OVER (PARTITION BY {groups}, labels ORDER BY at_ns) AS before, {groups} "
+        f"SELECT instant, CASE WHEN value >= before THEN value - before ELSE value END AS value, {groups} FROM ("
+        f"SELECT at_ns AS instant, value, lag(value) OVER (PARTITION BY {groups}, labels ORDER BY at_ns) AS before, {groups} "
         f"{chosen}) WHERE before IS NOT NULL"
     )
     return _Source("sample", relation, [*params, name], "1", "last")
@@ -184,7 +184,12 @@ def _aggregate(stat: str, source: _Source) -> str:
         raise UsageError("increase is for counters among the samples: metric=sample.NAME_total", stat=stat)
     if stat not in WORDS:
         return quantile_sql("value", stat)
-    by_word = {"mean": "avg(value)", "last": "arg_max(value, at)", "increase": "sum(value)", "count": "count(value)"}
+    by_word = {
+        "mean": "avg(value)",
+        "last": "arg_max(value, instant)",
+        "increase": "sum(value)",
+        "count": "count(value)",
+    }
     return by_word.get(stat, f"{stat}(value)")
 
 
@@ -193,7 +198,9 @@ def _step_ns(store: Store, source: _Source, wanted: SeriesRequest) -> int:
         return wanted.step_s * 1_000_000_000
     first, last = wanted.window.start_ns, wanted.window.end_ns
     if first is None or last is None:
-        bounds = store.query(f"SELECT min(at) AS first, max(at) AS last FROM ({source.relation})", source.params)
+        bounds = store.query(
+            f"SELECT min(instant) AS first, max(instant) AS last FROM ({source.relation})", source.params
+        )
         row = bounds.to_pylist()[0]
         first = row["first"] if first is None else first
         last = row["last"] if last is None else last

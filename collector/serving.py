@@ -2,7 +2,7 @@
 
 Draining: the first SIGTERM or SIGINT turns `/readyz` and new batches to 503 while what was accepted is finished and
 committed; when nothing is left on its way, or after `drain_timeout_s`, the listener closes and the process ends with 0.
-A second signal ends it at once (what was acknowledged is on disk anyway).
+A second signal ends it without waiting for batches (what was acknowledged is on disk anyway).
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ class DrainingServer(uvicorn.Server):
         self._drain_until: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain; second: end now."""
+        """First signal: drain; second: end now; third: do not even wait for answers that are being sent."""
         services = self._services
         if services is None or self._drain_until is not None:
-            self.should_exit = self.force_exit = True
+            self.force_exit = self.should_exit
+            self.should_exit = True
             return
         services.drain()
         self._drain_until = time.monotonic() + self._drain_timeout_s

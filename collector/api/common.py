@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import Query
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from collector.services import Services
@@ -17,6 +17,7 @@ from engine_probe.errors import (
     StoreBusy,
     TooManyQueries,
     Unauthorized,
+    UnknownFormat,
     UsageError,
     WrongHost,
 )
@@ -50,6 +51,13 @@ def limit_of(services: Services, given: int | None) -> int:
             f"limit is {given}; a page has at most {most} rows, the next ones come with its cursor", limit=most
         )
     return given or services.settings.read.page_rows
+
+
+def json_only(request: Request) -> None:
+    """Dependency of routes that take JSON: another type is 415, which also keeps out forms of other web pages."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnknownFormat(f"Content-Type {media_type[:80]!r} is not taken here; send application/json")
 
 
 def answer(document: Any, status: int = 200) -> Response:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, WindowText, answer, window_of
 from collector.services import Services, services_of
-from engine_probe.errors import DiagnosisError, UsageError
+from engine_probe.errors import BadWindow, DiagnosisError, UsageError
 
 router = APIRouter(prefix="/api/v1", tags=["diagnosis"])
 
@@ -218,6 +218,12 @@ def _capacity(services: Services, text: str | None, policy: str, blocks: str | N
 
     window = window_of(services, text)
     requests = services.store.rows("request", window, REQUEST_COLUMNS, where="prompt_blocks IS NOT NULL")
+    if requests.num_rows == 0:
+        runs = ", ".join(services.known_runs().runs()) or "none"
+        raise BadWindow(
+            f"no request of {window} names its prompt blocks, so nothing can be replayed; known runs: {runs}",
+            window=str(window),
+        )
     workers = services.store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
     loads = cache_loads(requests, workers)
     points = curve_over(loads, policy, default_sizes(loads) if blocks is None else _sizes(blocks))

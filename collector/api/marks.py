@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from collector import problems
-from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
+from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, json_only, limit_of, window_of
 from collector.identity import Sender
 from collector.services import Services, services_of
 from engine_probe.errors import BadRequest, DiskFull, InvalidRows, TooLarge, TooManyBatches, UnknownFormat
@@ -89,6 +89,7 @@ async def get_marks(
     "/marks",
     summary="Set a mark",
     status_code=201,
+    dependencies=[Depends(json_only)],
     responses={
         201: {"model": Mark, "description": "the mark is on disk"},
         **problems.responses(*READ_ERRORS, BadRequest, InvalidRows, TooLarge, TooManyBatches, UnknownFormat, DiskFull),

@@ -109,7 +109,7 @@ def _latencies(services: Services, now_ns: int) -> list[dict[str, Any]]:
                 "worker": key.worker or "?",
                 "model": key.model or "?",
                 "n": f"{int(counts['ttft'].sum()):,}" if "ttft" in counts else "?",
-                "cells": [None if cell is None else f"{_ms(cell[0])} / {_ms(cell[1])}" for cell in cells],
+                "cells": [None if cell is None else _pair(*cell) for cell in cells],
             }
         )
     return rows
@@ -136,10 +136,17 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
+def _pair(middle_s: float | None, tail_s: float | None) -> str:
+    """Median and tail with one unit."""
+    if middle_s is None or tail_s is None:
         return "?"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    scale, unit = (1, "s") if tail_s >= 1 else (1000, "ms")
+    return f"{_three(middle_s * scale)} / {_three(tail_s * scale)} {unit}"
+
+
+def _three(value: float) -> str:
+    """Three digits, never in powers of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _size(num_bytes: int) -> str:

@@ -7,12 +7,12 @@ import contextlib
 import threading
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from collector import problems
-from collector.api.common import READ_ERRORS, answer
+from collector.api.common import READ_ERRORS, answer, json_only
 from collector.services import Services, services_of
 from engine_probe.errors import BadRequest, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
 from store.sql_json import json_rows
@@ -52,6 +52,7 @@ class SqlAnswer(BaseModel):
 @router.post(
     "/sql",
     summary="Ask in SQL",
+    dependencies=[Depends(json_only)],
     responses={
         200: {"model": SqlAnswer},
         **problems.responses(*READ_ERRORS, BadRequest, QueryRefused, QueryKilled, TooLarge, UnknownFormat, StoreError),

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         """
         from collector import logs, serving
         from collector.app import create_app
+        from collector.client import announced
         from collector.output import emit_json
         from collector.services import open_configured
         from collector.settings import load_settings
@@ -59,7 +60,8 @@ def register(app: typer.Typer) -> None:
                     say(line)
                 if as_json:
                     emit_json({"url": url, "store": settings.store_url})
-                serving.serve(create_app(settings, opened), settings, sock)
+                with announced(settings.store_url, url):
+                    serving.serve(create_app(settings, opened), settings, sock)
             finally:
                 opened.close()
         say("kvscope: stopped; everything accepted is on disk")
@@ -85,7 +87,7 @@ def welcome(url: str, store: Any, settings: Any) -> list[str]:
         f"kvscope collects at {url}",
         f"  store    {settings.store_url} ({held})",
         f"  access   {access}",
-        f"  attach   kvscope attach vllm --collector {url}",
+        f"  attach   kvscope attach vllm http://ENGINE:8000 --to {url}",
         f"  send     POST {url}/v1/events   OTLP traces: {url}/v1/traces",
         f"  look     {url}/   metrics: {url}/metrics   API: {url}/openapi.json",
         "  stop     Ctrl+C",

@@ -1,0 +1,243 @@
+"""`kvscope requests list|show`: the requests that were recorded, from a store or from a running collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from engine_probe.errors import StoreBusy
+
+if TYPE_CHECKING:
+    from collector.client import CollectorClient
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(help="Ask the collector at this address instead of opening the store.", envvar="KVSCOPE_URL"),
+]
+TokenOption = Annotated[str | None, typer.Option(envvar="KVSCOPE_TOKEN", help="Token of the collector.")]
+WindowOption = Annotated[
+    str | None,
+    typer.Option(help="A run's name, START/END or NAME@START/END.", show_default="all live rows"),
+]
+T = TypeVar("T")
+
+_COLUMNS: Final = (
+    "request_id",
+    "vantage",
+    "worker",
+    "state",
+    "arrival",
+    "TTFT",
+    "TPOT",
+    "E2E",
+    "prompt",
+    "cached",
+    "output",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs `requests list` and `requests show`."""
+    group = typer.Typer(no_args_is_help=True, help="The requests that were recorded: list, show.")
+    group.command("list")(list_)
+    group.command("show")(show)
+    app.add_typer(group, name="requests")
+
+
+def list_(
+    window: WindowOption = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Only this workload.")] = None,
+    vantage: Annotated[str | None, typer.Option(help="Only rows measured at: engine, client, router.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only: finished, failed, aborted, rejected.")] = None,
+    sort: Annotated[
+        str, typer.Option(help="arrival, ttft, tpot, e2e, queue, prefill, prompt_tokens, output_tokens, preemptions.")
+    ] = "arrival",
+    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="Most rows.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Go on where the last page ended.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List requests, newest first; unknown values come last."""
+    narrowed = {
+        "worker": worker,
+        "model": model,
+        "tenant": tenant,
+        "workload": workload,
+        "vantage": vantage,
+        "state": state,
+    }
+    equal = {name: value for name, value in narrowed.items() if value is not None}
+
+    def from_collector(client: CollectorClient) -> dict[str, Any]:
+        order = "asc" if ascending else "desc"
+        asked = {"window": window, "sort": sort, "order": order, "limit": limit, "cursor": cursor, **equal}
+        found: dict[str, Any] = client.get("/api/v1/requests", asked)
+        return found
+
+    def from_store() -> dict[str, Any]:
+        return _list_from_store(store, window, equal, sort, not ascending, limit, cursor)
+
+    page = _ask(store, url, token, from_store, from_collector)
+    if as_json:
+        emit_json(page)
+        return
+    emit(_table([_cells(row) for row in page["requests"]]))
+    if not page["requests"]:
+        say(_why_empty(page))
+    elif page["next_cursor"]:
+        say(f"more: --cursor {page['next_cursor']}")
+
+
+def show(
+    request_id: Annotated[str, typer.Argument(help="Id of the request.")],
+    window: WindowOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the course of one request: instants, phases, routing, blocks, steps. --json has every column too."""
+
+    def from_collector(client: CollectorClient) -> tuple[dict[str, Any], dict[str, Any]]:
+        path = client.path("/api/v1/requests", request_id)
+        return client.get(f"{path}/timeline", {"window": window}), client.get(path, {"window": window})
+
+    course, rows = _ask(store, url, token, lambda: _show_from_store(store, request_id, window), from_collector)
+    if as_json:
+        emit_json({**rows, "timeline": course})
+    else:
+        emit(_course(course))
+
+
+def _ask(
+    store: str,
+    url: str | None,
+    token: str | None,
+    from_store: Callable[[], T],
+    from_collector: Callable[[CollectorClient], T],
+) -> T:
+    """From the collector at `url`, else from the store, else from the collector that holds the store."""
+    from collector.client import CollectorClient, holder_of
+
+    if url is not None:
+        return from_collector(CollectorClient(url, token))
+    try:
+        return from_store()
+    except StoreBusy:
+        holder = holder_of(store)
+        if holder is None:
+            raise
+        say(f"asking the collector at {holder}, which holds {store}")
+        return from_collector(CollectorClient(holder, token))
+
+
+def _list_from_store(
+    url: str,
+    window: str | None,
+    equal: dict[str, str],
+    sort: str,
+    descending: bool,
+    limit: int,
+    cursor: str | None,
+) -> dict[str, Any]:
+    import time
+
+    from collector.request_queries import RequestFilter, list_requests
+    from diagnosis.windows import parse_window
+    from store.interface import Window
+    from store.open import open_store
+
+    with open_store(url, read_only=True) as store:
+        chosen = Window() if window is None else parse_window(window, store, time.time_ns())
+        page = list_requests(store, RequestFilter(chosen, equal, {}, sort, descending, limit, cursor))
+        answer = {"window": str(chosen), "requests": page.rows, "next_cursor": page.next_cursor}
+        return answer if page.rows else {**answer, "runs": list(store.runs())}
+
+
+def _show_from_store(url: str, request_id: str, window: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    import time
+
+    from collector.request_queries import get_request, timeline
+    from diagnosis.windows import parse_window
+    from store.open import open_store
+
+    with open_store(url, read_only=True) as store:
+        chosen = None if window is None else parse_window(window, store, time.time_ns())
+        return timeline(store, request_id, chosen), get_request(store, request_id, chosen)
+
+
+def _why_empty(page: dict[str, Any]) -> str:
+    runs = page.get("runs") or []
+    hint = f"; imported runs: {', '.join(runs)} (choose one with --window)" if runs else ""
+    return f"no request matches in {page['window']}{hint}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    arrival = datetime.fromtimestamp(row["arrival_ns"] / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    times = [_seconds(row[name]) for name in ("ttft_s", "tpot_s", "e2e_s")]
+    counts = [_known(row[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")]
+    return [row["request_id"], row["vantage"], _known(row["worker"]), row["state"], arrival, *times, *counts]
+
+
+def _table(rows: list[list[str]]) -> str:
+    lines = [list(_COLUMNS), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _course(course: dict[str, Any]) -> str:
+    lines = [f"request {course['request_id']}"]
+    for row in course["rows"]:
+        times = "  ".join(
+            f"{name} {_seconds(row[key])}" for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
+        )
+        where = ", ".join(str(row[name]) for name in ("worker", "model", "run_id") if row[name] is not None)
+        lines.append(f"  at the {row['vantage']}: {row['state']}  {times}  {where}".rstrip())
+    if course["events"]:
+        origin = course["events"][0]["start_ns"]
+        lines += ["", f"{'after':>10}  {'lasts':>9}  {'at':8}  what"]
+        lines += [_event(event, origin) for event in course["events"]]
+    if course["steps"]:
+        lines += ["", _steps(course["steps"])]
+    for mark in course["marks"]:
+        lines.append(f"mark {mark['mark']}: {mark['text'] or mark['subject'] or ''}")
+    return "\n".join(lines)
+
+
+def _event(event: dict[str, Any], origin: int) -> str:
+    after = f"{(event['start_ns'] - origin) / 1e6:,.1f} ms"
+    length = event["end_ns"] - event["start_ns"]
+    lasts = f"{length / 1e6:,.1f} ms" if length else ""
+    facts = "  ".join(f"{name}={value}" for name, value in event["facts"].items())
+    return f"{after:>10}  {lasts:>9}  {event['vantage'] or '':8}  {event['what']}  {facts}".rstrip()
+
+
+def _steps(steps: list[dict[str, Any]]) -> str:
+    slowest = max(steps, key=lambda step: step["duration_s"] or 0.0)
+    preempted = sum(step["num_preempted"] or 0 for step in steps)
+    return (
+        f"lived through {len(steps)} steps; the slowest (step {slowest['step']}) took {_seconds(slowest['duration_s'])}; "
+        f"{preempted} preemptions among all requests meanwhile"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+def _known(value: object) -> str:
+    return "-" if value is None else str(value)
