@@ -10,6 +10,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from typing import cast
 
 import typer
 
@@ -24,8 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# typer brings its own click since 0.20 and uses the installed one before: the class is taken from what it exports.
-_MISUSE = typer.BadParameter.__mro__[2]
+# click's ClickException, above BadParameter and UsageError. Newer typers bring a click of their own, older ones use the
+# installed one: so it is taken from what typer exports.
+_MISUSE = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 
 @app.callback()

@@ -9,7 +9,6 @@ another run.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +52,8 @@ def register(app: typer.Typer) -> None:
         json: JsonOption = False,
     ) -> None:
         """Import recordings, traces, metrics pages or events as a named run."""
+        import tempfile
+
         from engine_probe.readers.detect import open_source
         from engine_probe.readers.source import RECORDINGS_SALT, ReadOptions
         from store.open import open_store
@@ -98,6 +99,8 @@ class Staged:
 
 def import_source(source: Source, store: Store, run: str, options: ReadOptions) -> dict[str, Any]:
     """Import `source` as the run `run`; returns the summary that `--json` prints. Raises UnknownFormat, InvalidRows."""
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return append(stage(source, run, options, file), store)
 
