@@ -121,7 +121,7 @@ class VllmServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, timeout_s: float = 150.0) -> None:
+    def start(self, timeout_s: float = 300.0) -> None:
         """Start and wait until it answers. Raises RuntimeError with the end of its log where it does not."""
         command = [
             str(home() / "bin" / "python"),

@@ -134,6 +134,12 @@ class Funnel:
         except (KvscopeError, OSError) as error:
             self.error = str(error)
             return False
+        except Exception as error:  # a mistake of ours: these rows are lost, and the next ones must not be
+            log.exception("rows could not be written")
+            self.error = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self._lose({kind: table.num_rows for kind, table in tables.items()})
+            return True
         self.error = None
         self.written.update({kind: table.num_rows for kind, table in tables.items()})
         return True

@@ -8,6 +8,7 @@ size, and is said.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from engine_probe.errors import UnknownFormat
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 POLL_MS: Final = 100
 BURST: Final = 500
@@ -74,11 +77,11 @@ class KvReader:
         self._last: dict[int, tuple[int, float]] = {}  # rank -> (seq, engine time) of the newest message fed
         self._no_replay_until = 0.0
         self._next_start_check = 0.0
-        self._marks: list[dict[str, Any]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-kv-events", daemon=True)
         self.replayed = 0
         self.refused = 0
+        self.error: str | None = None
 
     @property
     def endpoints(self) -> Sequence[KvEndpoint]:
@@ -122,6 +125,10 @@ class KvReader:
                 self._take(ready)
             self._catch_up()
             self._flush()
+        except Exception as error:  # a mistake of ours must not end in silence
+            log.exception("following KV events ended")
+            self.error = f"following KV events ended by a mistake of kvscope ({type(error).__name__}: {error})"
+            self._emit_gap(self._worker, self._clock(), f"KV events were not followed from here on: {self.error}.", {})
         finally:
             self._close()
 
@@ -207,29 +214,21 @@ class KvReader:
         last = self._last.pop(rank, None)
         if last is None:
             return
-        worker = worker_name(self._worker, rank)
         text = f"The engine's former process ended: KV events after its message {last[0]}, if any, were not seen."
-        attrs = {"source": "kv_events", "first_seq": str(last[0] + 1), "messages": "unknown", "seen_by": "attach"}
-        self._marks.append(
-            {
-                "mark": "gap",
-                "worker": worker,
-                "subject": worker,
-                "at_ns": round(last[1] * 1e9),
-                "text": text,
-                "attrs": attrs,
-            }
-        )
+        facts = {"first_seq": str(last[0] + 1), "messages": "unknown"}
+        self._emit_gap(worker_name(self._worker, rank), round(last[1] * 1e9), text, facts)
 
-    def _flush(self) -> None:
+    def _emit_gap(self, worker: str, at_ns: int, text: str, facts: dict[str, str]) -> None:
         from engine_probe.schema import table_from_rows
 
+        attrs = {"source": "kv_events", "seen_by": "attach"} | facts
+        row = {"mark": "gap", "worker": worker, "subject": worker, "at_ns": at_ns, "text": text, "attrs": attrs}
+        self._emit({"mark": table_from_rows("mark", [row])})
+
+    def _flush(self) -> None:
         tables = self._decoder.drain()
         if tables:
             self._emit(tables)
-        if self._marks:
-            marks, self._marks = self._marks, []
-            self._emit({"mark": table_from_rows("mark", marks)})
 
     def _close(self) -> None:
         for sub in self._links:

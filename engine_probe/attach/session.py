@@ -205,6 +205,9 @@ class AttachSession:
         elif self._in_trouble and not trouble:
             self._say("Rows are taken again.")
         self._in_trouble = bool(trouble)
+        if self._kv is not None and self._kv.error is not None and self._kv_error is None:
+            self._kv_error = self._kv.error
+            self._tell()
 
     # --- sources
 

@@ -68,7 +68,8 @@ def _requests(discovery: Discovery, otlp_url: str | None) -> Line:
     if otlp_url is not None:
         text = f"spans are received at {otlp_url}: start the engine with --otlp-traces-endpoint {otlp_url}"
         return Line("requests", None, text + " and OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf")
-    text = f"only counters and histograms. For one row a request: {PLUGIN_HINT}; or give --otlp-port for its spans"
+    text = f"only counters and histograms. For one row a request: {PLUGIN_HINT}; or give --otlp-port for its spans, or "
+    text += "point its --otlp-traces-endpoint at the collector's /v1/traces"
     return Line("requests", False, text)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine_probe.adapters.vllm_provides import PLUGIN
+from engine_probe.events import KINDS
 from store.open import open_store
 from tests.live_run import NUM_BLOCKS, Life, Story, block_hashes, tell
 from tests.servers import require
@@ -141,6 +143,22 @@ def test_phases_sum_to_the_time_to_first_token(life: tuple[str, Life], rows: Row
         assert row["worker"] == "engine-0"
 
 
+def test_spans_tell_of_every_request_what_the_plugin_tells(life: tuple[str, Life], story: Story, rows: Rows) -> None:
+    """Two ways to look at one engine: one span a request, the same instants to a microsecond, phases and tokens."""
+    name, facts = life
+    found = rows.requests(name)
+    spans = {row["request_id"]: row for row in story.spans if row["request_id"].startswith(name + "-")}
+    assert spans.keys() == found.keys() == {seen.request_id for seen in facts.seen}
+    for request_id, span in spans.items():
+        row = found[request_id]
+        for column in ("arrival_ns", "first_token_ns", "first_scheduled_ns"):
+            assert span[column] == pytest.approx(row[column], abs=2 * US), column
+        for column in ("queue_s", "prefill_s", "decode_s", "frontend_s"):
+            assert span[column] == pytest.approx(row[column], abs=2e-6), column
+        for column in ("prompt_tokens", "output_tokens", "state", "worker", "engine", "labels"):
+            assert span[column] == row[column], column
+
+
 def test_blocks_are_those_of_the_raw_events(life: tuple[str, Life], story: Story, rows: Rows) -> None:
     """Stored and removed blocks of each life equal the events counted without kvscope; no message was lost."""
     name, facts = life
@@ -178,6 +196,18 @@ def test_scraped_counters_are_the_engines(story: Story, rows: Rows) -> None:
                 "SELECT arg_max(value, at_ns) FROM sample WHERE name = ? AND at_ns <= ?", canonical, facts.end_ns
             )
             assert value == facts.after[wire], canonical
+
+
+def test_the_plugin_fills_what_is_declared_and_nothing_else(rows: Rows) -> None:
+    """The table of what can be seen (docs/observability.md) is true of a real engine, column by column."""
+    for kind in ("request", "step", "worker"):
+        columns = [column.name for column in KINDS[kind]]
+        counts = ", ".join(f"count({name}) AS {name}" for name in columns)
+        (filled,) = rows.all(f"SELECT {counts} FROM {kind} WHERE source = 'vllm:engine-0'")
+        declared = {name.removeprefix(f"{kind}.") for name in PLUGIN.names if name.startswith(f"{kind}.")}
+        if kind == "step":
+            declared.remove("batch_size")  # only with --enable-logging-iteration-details
+        assert {name for name, count in filled.items() if count} == declared, kind
 
 
 def test_geometry_is_told_by_page_and_plugin(rows: Rows) -> None:

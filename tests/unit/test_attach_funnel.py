@@ -118,3 +118,16 @@ def test_close_writes_what_is_left_and_counts_what_cannot_be(monkeypatch: pytest
     funnel.put(samples(2.0, 3.0))
     funnel.close()
     assert funnel.lost == {"sample": 3}
+
+
+def test_a_mistake_of_ours_costs_its_rows_only() -> None:
+    """An error that nobody expected: these rows are counted as lost, the next ones are written."""
+    sink = Recorder(ZeroDivisionError("oops"))
+    funnel = Funnel(sink, clock=lambda: NOW)
+    funnel.put(samples(1.0))
+    assert funnel.flush()
+    funnel.put(samples(2.0))
+    assert funnel.flush()
+    assert [row["value"] for row in sink.rows("sample")] == [2.0]
+    assert funnel.lost == {"sample": 1}
+    assert [row["mark"] for row in sink.rows("mark")] == ["gap"]

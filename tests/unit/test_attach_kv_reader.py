@@ -307,3 +307,17 @@ def test_a_dead_replay_is_not_asked_again_and_again(
     until(lambda: len(rows.blocks) == 4)
     assert asked == [0]
     assert rows.gaps() == [("1", "1"), ("3", "3"), ("5", "5")]
+
+
+def test_a_mistake_of_ours_is_a_gap_mark_not_a_silent_end(
+    engine: Engine, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that follows has ended; people must see it on the time axis."""
+    reader, rows = follow(engine.endpoint())
+    engine.wait_for_subscriber()
+    monkeypatch.setattr(reader._decoder, "feed", lambda *_: 1 / 0)
+    engine.send(0)
+    until(lambda: bool(rows.marks))
+    assert reader.error is not None
+    assert "ZeroDivisionError" in reader.error
+    assert "were not followed from here on" in rows.marks[0]["text"]
