@@ -119,7 +119,8 @@ def iter_block_counts(n: int, block: int, replicates: int, seed: int) -> Iterato
 class Runs:
     """The drawn blocks of some replicates: runs of consecutive requests among n, the last followed by the first.
 
-    starts [rows, blocks]; lengths [blocks], equal but for the last, cut so that a row draws exactly n requests.
+    starts [rows, blocks], rising but for the last; lengths [blocks], equal but for the last, which is cut so that a row
+    draws exactly n requests.
     """
 
     n: int
@@ -142,17 +143,18 @@ class Runs:
 
     def counts_at(self, positions: Index) -> npt.NDArray[np.int64]:
         """`counts` of some positions [m] only, [rows, m]: cheaper where n is large and m is not."""
-        last = (positions - self.starts[:, -1:]) % self.n < self.lengths[-1]
-        out: npt.NDArray[np.int64] = last.astype(np.int64)
-        if self.starts.shape[1] == 1:
-            return out
-        starts = np.sort(self.starts[:, :-1], axis=1)
-        before = positions - int(self.lengths[0])  # a run covers p when it starts in (p - length, p], on the circle
-        wraps = before < 0
-        before = np.where(wraps, before + self.n, before)
-        for row, begun in zip(out, starts, strict=True):
-            row += np.searchsorted(begun, positions, side="right") - np.searchsorted(begun, before, side="right")
-            row += wraps * begun.size
+        by_place = np.argsort(positions)  # a search for rising needles stays in the cache
+        rising = positions[by_place]
+        found: npt.NDArray[np.int64] = ((rising - self.starts[:, -1:]) % self.n < self.lengths[-1]).astype(np.int64)
+        if self.starts.shape[1] > 1:
+            before = rising - int(self.lengths[0])  # a run covers p when it starts in (p - length, p], on the circle
+            wraps = before < 0
+            before = np.where(wraps, before + self.n, before)
+            for row, begun in zip(found, self.starts[:, :-1], strict=True):
+                row += np.searchsorted(begun, rising, side="right") - np.searchsorted(begun, before, side="right")
+                row += wraps * begun.size
+        out = np.empty_like(found)
+        out[:, by_place] = found
         return out
 
     def sums(self, through: F64) -> F64:
@@ -177,7 +179,9 @@ def iter_runs(n: int, block: int, replicates: int, seed: int) -> Iterator[Runs]:
     rows_at_once = max(1, CHUNK_ELEMENTS // n)
     for first in range(0, replicates, rows_at_once):
         rows = min(rows_at_once, replicates - first)
-        yield Runs(n, rng.integers(0, n, size=(rows, num_blocks)), lengths)
+        starts = rng.integers(0, n, size=(rows, num_blocks))
+        starts[:, :-1].sort(axis=1)
+        yield Runs(n, starts, lengths)
 
 
 def few_blocks(draws: F64, num_blocks: float) -> F64:

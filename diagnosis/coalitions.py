@@ -176,8 +176,8 @@ class Game:
         keep = self._can_matter(own, matched, mass[near], total)
         quantile, shortfall = self._coalitions(own[:, keep], matched[:, keep], mass[near[keep]], total)
         base_quantile, base_shortfall = self._base_tail(base_mass, base_total)
-        means = np.array([(mass * c).sum() for c in self.suspect.columns]) / total
-        base_means = np.array([(base_mass * c).sum() for c in self.base.columns]) / base_total
+        means = np.einsum("n,kn->k", mass.astype(np.float64), self.suspect.columns) / total
+        base_means = np.einsum("n,kn->k", base_mass.astype(np.float64), self.base.columns) / base_total
         return Play(
             rows=(self.shapley * (quantile - quantile[0])).sum(axis=1),
             dependence=float(quantile[0] - base_quantile),

@@ -175,7 +175,8 @@ def _lineage(
     if len(sizes) != 1:
         return None
     size = sizes.pop()
-    table = lineage_queries.lineage(store, window, vantage, size)
+    by_worker = lineage_queries.knows_workers(store, window, vantage)
+    table = lineage_queries.lineage(store, window, vantage, size, by_worker)
     if table.num_rows == 0:
         condition, params = lineage_queries.window_sql(window, "arrival_ns")
         known = store.query(
@@ -198,7 +199,7 @@ def _lineage(
         blocks += lost
         if row["back_after_s"] is not None:
             back.append(row["back_after_s"])
-    worst = lineage_queries.worst_blocks(store, window, vantage, size).to_pylist() if blocks else []
+    worst = lineage_queries.worst_blocks(store, window, vantage, size, by_worker).to_pylist() if blocks else []
     return LineageFacts(evicted, new, cleared, blocks, len(worst), float(np.median(back)) if back else None, worst)
 
 

@@ -33,10 +33,11 @@ def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list
     return " AND ".join(parts), params
 
 
-def missed_blocks_sql(window: Window, vantage: str, block_size: int) -> tuple[str, list[Any]]:
+def missed_blocks_sql(window: Window, vantage: str, block_size: int, by_worker: bool) -> tuple[str, list[Any]]:
     """The statement behind `lineage`: a row a missed full prompt block, with the last change of that block before the miss.
 
     `life`: evicted | cleared | resident (still there, but unreachable behind a lost parent) | new (never stored before).
+    `by_worker`: a block counts only on the worker that served the request (needs rows that know their worker).
     Blocks are looked up from the run's (or the live store's) whole past, not only from inside the window.
     """
     in_window, params = window_sql(window, "arrival_ns", "r.")
@@ -44,9 +45,13 @@ def missed_blocks_sql(window: Window, vantage: str, block_size: int) -> tuple[st
     scope_params: list[Any] = [] if window.run_id is None else [window.run_id]
     ended = "" if window.end_ns is None else " AND at_ns < ?"
     ended_params: list[Any] = [] if window.end_ns is None else [window.end_ns]
+    # joined on plain columns: an expression over both sides would turn the hash join into a nested loop
+    same_block = " AND m.worker = l.worker" if by_worker else ""
+    same_clear = "c.worker = k.worker" if by_worker else "c.one = k.one"
+    worker = "coalesce(worker, '')" if by_worker else "''"
     sql = f"""
 WITH asked AS (
-    SELECT r.request_id, r.worker, r.arrival_ns AS at_ns, r.prompt_blocks, r.cached_tokens // {block_size} AS num_hit
+    SELECT r.request_id, coalesce(r.worker, '') AS worker, r.arrival_ns AS at_ns, r.prompt_blocks, r.cached_tokens // {block_size} AS num_hit
     FROM request r
     WHERE {in_window} AND r.vantage = ? AND r.prompt_blocks IS NOT NULL AND r.cached_tokens IS NOT NULL
 ), missed AS (
@@ -55,17 +60,18 @@ WITH asked AS (
     FROM asked
 ), life AS (
     -- one batch of events has one instant: a block that was evicted and stored again in it is there afterwards
-    SELECT worker, block_hash, at_ns, max(change) AS change, max(idle_s) AS idle_s, max(age_s) AS age_s
+    SELECT {worker} AS worker, block_hash, at_ns, max(change) AS change, max(idle_s) AS idle_s, max(age_s) AS age_s
     FROM block
     WHERE {scope}{ended} AND change IN ('stored', 'evicted', 'removed') AND coalesce(tier, 'device') = 'device'
       AND block_hash IN (SELECT block_hash FROM missed)
-    GROUP BY worker, block_hash, at_ns
+    GROUP BY ALL
 ), cleared AS (
-    SELECT worker, at_ns FROM block WHERE {scope}{ended} AND change = 'cleared'
+    SELECT {worker} AS worker, at_ns, 1 AS one FROM block WHERE {scope}{ended} AND change = 'cleared'
 ), last_change AS (
-    SELECT m.request_id, m.worker, m.at_ns, m.block_hash, m.position, l.change, l.at_ns AS changed_ns, l.idle_s, l.age_s
+    SELECT m.request_id, m.worker, m.at_ns, m.block_hash, m.position, l.change, l.at_ns AS changed_ns, l.idle_s, l.age_s,
+           1 AS one
     FROM missed m ASOF LEFT JOIN life l
-      ON m.block_hash = l.block_hash AND coalesce(m.worker, l.worker, '') = coalesce(l.worker, '') AND m.at_ns > l.at_ns
+      ON m.block_hash = l.block_hash{same_block} AND m.at_ns > l.at_ns
 )
 SELECT c.request_id, c.block_hash, c.position, c.at_ns, c.changed_ns, c.idle_s, c.age_s,
        CASE WHEN c.change IS NULL THEN 'new'
@@ -73,15 +79,24 @@ SELECT c.request_id, c.block_hash, c.position, c.at_ns, c.changed_ns, c.idle_s, 
             WHEN k.at_ns IS NOT NULL AND k.at_ns > c.changed_ns THEN 'cleared'
             ELSE 'resident' END AS life
 FROM last_change c ASOF LEFT JOIN cleared k
-  ON coalesce(c.worker, k.worker, '') = coalesce(k.worker, '') AND c.at_ns > k.at_ns
+  ON {same_clear} AND c.at_ns > k.at_ns
 """
     all_params = [*params, vantage, *scope_params, *ended_params, *scope_params, *ended_params]
     return sql, all_params
 
 
-def lineage(store: Store, window: Window, vantage: str, block_size: int) -> pa.Table:
+def knows_workers(store: Store, window: Window, vantage: str) -> bool:
+    """Whether every request of the window names its worker."""
+    condition, params = window_sql(window, "arrival_ns")
+    told = store.query(
+        f"SELECT bool_and(worker IS NOT NULL) FROM request WHERE {condition} AND vantage = ?", [*params, vantage]
+    )
+    return bool(told.column(0)[0].as_py())
+
+
+def lineage(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool) -> pa.Table:
     """Missed blocks by request: request_id, evicted, resident, cleared, new (blocks), back_after_s (median eviction to miss)."""
-    inner, params = missed_blocks_sql(window, vantage, block_size)
+    inner, params = missed_blocks_sql(window, vantage, block_size, by_worker)
     return store.query(
         f"""
 SELECT request_id,
@@ -95,9 +110,11 @@ FROM ({inner}) GROUP BY request_id""",
     )
 
 
-def worst_blocks(store: Store, window: Window, vantage: str, block_size: int, limit: int = 10) -> pa.Table:
+def worst_blocks(
+    store: Store, window: Window, vantage: str, block_size: int, by_worker: bool, limit: int = 10
+) -> pa.Table:
     """Blocks that were evicted and asked for again most often: block_hash, position, times, requests (up to 5), back_after_s."""
-    inner, params = missed_blocks_sql(window, vantage, block_size)
+    inner, params = missed_blocks_sql(window, vantage, block_size, by_worker)
     return store.query(
         f"""
 SELECT block_hash, min(position) AS position, count(*) AS times, list(request_id ORDER BY at_ns, request_id)[1:5] AS request_ids,
