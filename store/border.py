@@ -42,9 +42,10 @@ def translate(error: BaseException, url: str, *, writing: bool = False) -> Store
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]
     if _NO_SPACE.search(text):
+        lost = "Nothing of the batch was kept; its sender keeps it and sends it again. " if writing else ""
         return DiskFull(
-            f"No space is left for the store {url} ({first_line}). Nothing of the batch was kept, reads go on. "
-            "Free space or run `kvscope store prune`; senders keep their batches and send them again.",
+            f"No space is left for the store {url} ({first_line}). {lost}Reads go on. "
+            "Free space, or run `kvscope store prune`.",
             url=url,
         )
     if isinstance(error, duckdb.InterruptException):

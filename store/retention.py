@@ -28,6 +28,7 @@ _SLICE_ROWS: Final = 250_000
 _KEPT_FACTS: Final = 20
 """Newest `worker` rows of a worker that stay whatever their age: later questions need its geometry."""
 _ROUNDS: Final = 12
+_MOST_IN_VAIN: Final = 2
 FILES_REMOVED: Final = "files_removed_through_ns"
 """Setting: files of live rows received up to this instant may be gone."""
 
@@ -162,7 +163,10 @@ def _delete(store: DuckDBStore, kind: str, condition: str, values: list[Any], cu
 
 
 def _shrink(store: DuckDBStore, max_bytes: int, removed: dict[str, int], tell: Progress, *, only_sealed: bool) -> None:
-    """Delete the oldest live rows until the database holds at most `max_bytes`, or nothing is left to delete."""
+    """Delete the oldest live rows until the database holds at most `max_bytes`, or deleting frees nothing now."""
+    if store.data_bytes() > max_bytes:
+        store.checkpoint()
+    num_vain = 0
     for _ in range(_ROUNDS):
         used = store.data_bytes()
         if used <= max_bytes:
@@ -176,6 +180,11 @@ def _shrink(store: DuckDBStore, max_bytes: int, removed: dict[str, int], tell: P
         if sum(removed.values()) == before:
             return
         store.checkpoint()
+        # DuckDB frees whole row groups (122,880 rows), so a round may gain nothing; deleting on in vain would only cost
+        # rows, and the next pass goes on anyway.
+        num_vain = num_vain + 1 if store.data_bytes() >= used else 0
+        if num_vain == _MOST_IN_VAIN:
+            return
 
 
 def _edge_of_oldest(store: DuckDBStore, share: float) -> int | None:
