@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from engine_probe.attach.otlp_receiver import OtlpReceiver
 from tests import live_vllm
 from tests.live_vllm import BLOCK_SIZE, MODEL_NAME, VllmServer, kv_events_config
 
@@ -93,6 +94,7 @@ class Story:
     kill_ns: int
     second: Life
     orphans: list[Seen]
+    spans: list[dict[str, Any]]
     attach_code: int
     attach_said: str
     summary: dict[str, Any]
@@ -217,11 +219,24 @@ def tell(folder: Path) -> Story:
         started.append(collector.process.kill)
         wait_until("the collector's address", lambda: collector.out.read_text().rstrip().endswith("}"))
         url = collector.document()["url"]
+        spans: list[dict[str, Any]] = []
+        receiver = OtlpReceiver(0, "engine-0", spans.extend)
+        receiver.start()
+        started.append(receiver.stop)
         server = VllmServer(
             folder / "engine.log",
             num_blocks=NUM_BLOCKS,
-            flags=["--kv-cache-metrics", "--kv-events-config", _events(events_port, replay_port)],
-            env={"KVSCOPE_URL": url, "KVSCOPE_WORKER": "engine-0", "KVSCOPE_SPOOL_DIR": str(folder / "spool")},
+            flags=[
+                *("--kv-cache-metrics", "--kv-events-config", _events(events_port, replay_port)),
+                *("--otlp-traces-endpoint", receiver.url),
+            ],
+            env={
+                "KVSCOPE_URL": url,
+                "KVSCOPE_WORKER": "engine-0",
+                "KVSCOPE_SPOOL_DIR": str(folder / "spool"),
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+                "OTEL_BSP_SCHEDULE_DELAY": "500",
+            },
         )
         started.append(server.kill)
         server.start()
@@ -260,6 +275,7 @@ def tell(folder: Path) -> Story:
             kill_ns=kill_ns,
             second=second,
             orphans=orphans,
+            spans=spans,
             attach_code=code,
             attach_said=attach.said(),
             summary=attach.document(),
