@@ -250,7 +250,8 @@ def n_for_change(values: F64, q: str, change: float = 0.2, power: float = 0.9) -
     if step <= 0.0:
         return floor
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(power)
-    return max(floor, math.ceil(z**2 * (1.0 + (1.0 + change) ** 2) * spread * (density_inverse / step) ** 2 / theta))
+    scatter = min(density_inverse / step, 1e9)  # beyond that no window is long enough, and squares stay finite
+    return max(floor, math.ceil(z**2 * (1.0 + (1.0 + change) ** 2) * spread * scatter**2 / theta))
 
 
 def interval_95(draws: F64, *, one_sided: bool = False) -> tuple[float, float]:

@@ -95,6 +95,12 @@ def test_requests_needed_are_never_fewer_than_an_interval_takes():
     assert n_for_change(np.ones(1), "0.99") == 1000
 
 
+def test_requests_needed_stay_a_number_whatever_the_values():
+    """A quantile of nearly nothing beside seconds: astronomically many, but finite."""
+    values = np.where(np.arange(100) % 2 == 0, 1e-300, 5.0)
+    assert 10**15 < n_for_change(values, "0.5") < 10**22
+
+
 def test_a_clear_change_is_seen():
     """Twice the latency in 2,000 independent requests each."""
     rng = np.random.default_rng(0)
