@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("alerts", "collector", "dashboards", "diagnosis", "engine_probe", "store")
 # Written in two parts, so that this file does not name them itself.
 FORBIDDEN = {
-    "a path of one machine": re.compile(
-        r"(?<![\w.-])/(?:wo" r"rk|ro" r"ot|fa" r"rm|op" r"t/wheels|tm" r"p)/"
-    ),
+    "a path of one machine": re.compile(r"(?<![\w.-])/(?:wo" r"rk|ro" r"ot|fa" r"rm|op" r"t/wheels|tm" r"p)/"),
     "a package registry's host": re.compile(r"pyp" r"i\.org|pythonho" r"sted|deb\.deb" r"ian|npm" r"js\.(?:org|com)"),
 }
 TEXT = (".py", ".sql", ".md", ".toml", ".html", ".js", ".css", ".yml", ".yaml", ".json", ".sh", ".txt", ".prom", "")
