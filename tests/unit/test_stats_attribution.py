@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diagnosis.attribution import Attribution, affordable, attribute
-from diagnosis.coalitions import shapley_matrix
+from diagnosis.coalitions import Arm, Game, shapley_matrix
 from diagnosis.quantiles import nearest_rank
 from engine_probe.errors import BadWindow, DiagnosisError, UsageError
 
@@ -205,6 +205,29 @@ def definition(
         for k in range(suspect.shape[1])
     ]
     return rows, value_of([]) - nearest_rank(base.sum(axis=1), q, w_b)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "q"), [(40, "0.5"), (700, "0.95"), (1500, "0.99")])
+def test_pruning_never_changes_a_value(n: int, q: str, weighted: bool, monkeypatch: pytest.MonkeyPatch):
+    """Points and replicates are the same when everyone is looked at: no band, no bound, no request passed over."""
+    rng = np.random.default_rng(n)
+    arms = []
+    for side, size in enumerate((n, n // 2)):
+        columns = np.round(rng.exponential(1.0 + side, (3, size)), 1)
+        columns[rng.random(columns.shape) < 0.4] = 0.0
+        weights = rng.uniform(0.2, 3.0, size) if weighted else None
+        arms.append(Arm(columns, ["a", "b", "c"], weights, None, q, seed=side))
+    game = Game(arms[0], arms[1], q)
+    masses = [(None, None), *zip(arms[0].draw(5, 1), arms[1].draw(5, 2), strict=True)]
+    pruned = [game.play(*drawn) for drawn in masses]
+    monkeypatch.setattr(Arm, "stays_in_band", lambda *_: False)
+    monkeypatch.setattr(Game, "_can_matter", lambda _self, own, *_: np.arange(own.shape[1]))
+    for quick, drawn in zip(pruned, masses, strict=True):
+        full = game.play(*drawn)
+        assert quick.work < full.work
+        for name in ("rows", "dependence", "es_rows", "es_dependence", "mean_rows"):
+            assert getattr(quick, name) == pytest.approx(getattr(full, name), abs=1e-12)
 
 
 def test_shapley_matrix_by_hand():
