@@ -21,12 +21,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import sandbox_wire as wire
+from store.sql_json import json_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -101,7 +102,8 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     if [statement.type for statement in statements] != [expected]:
         raise Refused("The text is not one SELECT or EXPLAIN.")
     connection.execute(statements[0])
-    truncated = _stream(sock, connection, job["max_rows"], job["max_result_bytes"])
+    encode = _encode_json if job["form"] == "json" else _encode_arrow
+    truncated = _stream(sock, connection, encode, job["max_rows"], job["max_result_bytes"])
     wire.send(sock, wire.END, json.dumps({"truncated": truncated, "elapsed_s": time.monotonic() - started}).encode())
     del mapped
 
@@ -176,7 +178,7 @@ def _receive_hot(sock: socket.socket) -> tuple[dict[str, pa.Table], mmap.mmap | 
     """Hot rows by kind, mapped from the descriptor that came with the frame (no copy)."""
     import pyarrow as pa
 
-    _, body, fds = wire.receive(sock, limit=1 << 20)
+    _, body, fds = wire.receive(sock, limit=1 << 20, max_fds=1)
     layout: dict[str, tuple[int, int]] = json.loads(bytes(body))
     if not fds:
         return {}, None
@@ -222,8 +224,14 @@ def _empty(schema: pa.Schema) -> pa.Table:
 _NO_ARROW = re.compile(r"\b(?:VARIANT|BIGNUM|BIT|TIME WITH TIME ZONE|GEOMETRY)\b")
 
 
-def _stream(sock: socket.socket, connection: duckdb.DuckDBPyConnection, max_rows: int, max_bytes: int) -> bool:
-    """Send the columns and then batches, each a complete Arrow IPC stream; true where rows were left out."""
+def _stream(
+    sock: socket.socket,
+    connection: duckdb.DuckDBPyConnection,
+    encode: Callable[[pa.RecordBatch], memoryview],
+    max_rows: int,
+    max_bytes: int,
+) -> bool:
+    """Send the columns, a batch without rows, and then batches as `encode` makes them; true where rows were left out."""
     import pyarrow as pa
 
     from store.sandbox_check import Refused
@@ -239,31 +247,40 @@ def _stream(sock: socket.socket, connection: duckdb.DuckDBPyConnection, max_rows
     reader = connection.to_arrow_reader(BATCH_ROWS)
     wire.send(sock, wire.COLUMNS, json.dumps(columns).encode())
     rows_left, bytes_left = max_rows, max_bytes
-    wire.send(sock, wire.BATCH, memoryview(_encode(pa.RecordBatch.from_pylist([], schema=reader.schema))))
+    wire.send(sock, wire.BATCH, encode(pa.RecordBatch.from_pylist([], schema=reader.schema)))
     for batch in reader:
         fitting = batch.slice(0, rows_left)
         while fitting.nbytes > bytes_left and fitting.num_rows:
             fitting = fitting.slice(0, fitting.num_rows // 2)
-        body = _encode(fitting)
-        while body.size > bytes_left and fitting.num_rows:
+        body = encode(fitting)
+        while len(body) > bytes_left and fitting.num_rows:
             fitting = fitting.slice(0, fitting.num_rows // 2)
-            body = _encode(fitting)
+            body = encode(fitting)
         if fitting.num_rows:
-            wire.send(sock, wire.BATCH, memoryview(body))
+            wire.send(sock, wire.BATCH, body)
         if fitting.num_rows < batch.num_rows:
             return True
         rows_left -= fitting.num_rows
-        bytes_left -= body.size
+        bytes_left -= len(body)
     return False
 
 
-def _encode(batch: pa.RecordBatch) -> pa.Buffer:
+def _encode_arrow(batch: pa.RecordBatch) -> memoryview:
+    """A complete Arrow IPC stream of one batch."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    return memoryview(sink.getvalue())
+
+
+def _encode_json(batch: pa.RecordBatch) -> memoryview:
+    """The rows as JSON arrays, with commas between them and no bracket around them."""
+    import msgspec
+    import pyarrow as pa
+
+    return memoryview(msgspec.json.encode(json_rows(pa.Table.from_batches([batch]))))[1:-1]
 
 
 def _verdict(error: Exception) -> tuple[str, str]:

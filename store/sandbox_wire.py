@@ -43,12 +43,19 @@ def send(sock: socket.socket, kind: bytes, body: bytes | memoryview = b"", fds: 
         raise Gone(str(error)) from error
 
 
-def receive(sock: socket.socket, limit: int, waiter: Waiter | None = None) -> tuple[bytes, memoryview, list[int]]:
-    """One frame: kind, body, file descriptors. Raises Gone, Late, TooLong."""
+def receive(
+    sock: socket.socket, limit: int, waiter: Waiter | None = None, max_fds: int = 0
+) -> tuple[bytes, memoryview, list[int]]:
+    """One frame: kind, body, file descriptors. Raises Gone, Late, TooLong.
+
+    max_fds   descriptors beyond this number are closed by the kernel: a child must not fill the parent's table
+    """
     if waiter:
         waiter.wait(sock)
     try:
-        header, fds, _, _ = socket.recv_fds(sock, _HEADER.size, 4)
+        header, fds, _, _ = (
+            socket.recv_fds(sock, _HEADER.size, max_fds) if max_fds else (sock.recv(_HEADER.size), [], 0, 0)
+        )
     except OSError as error:
         raise Gone(str(error)) from error
     if len(header) < _HEADER.size:

@@ -240,10 +240,10 @@ def test_no_thread_runs_before_the_jail_is_entered() -> None:
 
 def test_a_child_sees_nothing_of_the_parents_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tokens in the collector's environment are not in the child's; its working directory is no one's."""
-    from store.sandbox import _Child
+    from store.sandbox_process import Child
 
     monkeypatch.setenv("KVSCOPE_TOKEN", "secret-token")
-    child = _Child()
+    child = Child()
     try:
         environment = Path(f"/proc/{child.process.pid}/environ")
         if not environment.exists():

@@ -44,11 +44,20 @@ def test_a_file_descriptor_travels_with_a_frame(pair: Pair) -> None:
         file.write(b"hot rows")
         file.flush()
         wire.send(pair[1], wire.HOT, b"{}", [file.fileno()])
-    _, _, (fd,) = wire.receive(pair[0], 10, soon())
+    _, _, (fd,) = wire.receive(pair[0], 10, soon(), max_fds=1)
     try:
         assert os.pread(fd, 100, 0) == b"hot rows"
     finally:
         os.close(fd)
+
+
+def test_descriptors_that_were_not_asked_for_do_not_stay_open(pair: Pair) -> None:
+    """A child cannot fill the parent's table of open files."""
+    before = len(os.listdir("/proc/self/fd"))
+    with open(os.devnull, "rb") as file:
+        wire.send(pair[1], wire.BATCH, b"rows", [file.fileno()] * 4)
+    assert wire.receive(pair[0], 10, soon())[2] == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_frame_longer_than_allowed_is_not_read(pair: Pair) -> None:
