@@ -38,18 +38,35 @@ class CollectorClient:
     def get(self, path: str, params: Mapping[str, Any]) -> Any:
         """The JSON answer. Raises CollectorUnreachable, or what the collector says is wrong."""
         asked = {name: value for name, value in params.items() if value is not None}
+        return self._json(self._send("GET", path, params=asked))
+
+    def post(self, path: str, document: Mapping[str, Any], accept: str) -> bytes:
+        """The answer to a JSON document in the media type `accept`. Raises as `get` does."""
+        answer = self._send("POST", path, json=dict(document), headers={**self._headers, "Accept": accept})
+        if not answer.headers.get("content-type", "").startswith(accept):
+            self._json(answer)
+            raise CollectorUnreachable(
+                f"the collector at {self.url} does not answer {path} as {accept}; it is of another release",
+                url=self.url,
+            )
+        return answer.content
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        request.setdefault("headers", self._headers)
         try:
-            answer = httpx.get(self.url + path, params=asked, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
+            return httpx.request(method, self.url + path, timeout=TIMEOUT_S, trust_env=False, **request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CollectorUnreachable(
                 f"no collector answers at {self.url} ({error}); start one with `kvscope serve`, or correct the address",
                 url=self.url,
             ) from error
+
+    def _json(self, answer: httpx.Response) -> Any:
         try:
             document = answer.json()
         except ValueError as error:
             raise CollectorUnreachable(
-                f"what answers at {self.url} is no kvscope collector (no JSON at {path})", url=self.url
+                f"what answers at {self.url} is no kvscope collector (no JSON at {answer.url.path})", url=self.url
             ) from error
         if answer.status_code >= 400:
             raise _as_error(document, answer.status_code)

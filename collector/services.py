@@ -32,7 +32,7 @@ from store.open import open_store
 from store.retention import RetentionPolicy
 
 if TYPE_CHECKING:
-    from store.sandbox import SqlResult, SqlRunner
+    from store.sandbox import SqlRunner
 
 RUNS_AGE_S: Final = 5.0
 """Names of runs are looked up at most so often: finding them scans every kind."""
@@ -95,15 +95,21 @@ class Services:
         with self._lock:
             self._runs = None
 
-    def run_sql(self, sql: str, max_rows: int | None, cancelled: threading.Event) -> SqlResult:
-        """A person's statement in a child process. Raises QueryRefused, QueryKilled, StoreBusy, StoreError."""
+    def run_sql(self, sql: str, max_rows: int | None, cancelled: threading.Event, *, as_arrow: bool) -> bytes:
+        """A person's statement in a child process: a JSON document, or an Arrow IPC stream.
+
+        Raises QueryRefused, QueryKilled, StoreBusy, StoreError.
+        """
         if not isinstance(self.store, DuckDBStore):
             raise StoreError(f"the store {type(self.store).__name__} has no SQL for people")
         with self._lock:
             if self._sql is None:
                 self._sql = _sql_runner(self.settings.sql)
             runner = self._sql
-        return runner.run(sql, data=self.store.sql_data(), max_rows=max_rows, cancelled=cancelled)
+        data = self.store.sql_data()
+        if as_arrow:
+            return runner.run(sql, data=data, max_rows=max_rows, cancelled=cancelled).to_ipc()
+        return runner.run_json(sql, data, max_rows=max_rows, cancelled=cancelled)
 
     def keep_finding(self, finding: Mapping[str, Any]) -> None:
         """Keep a verdict in short, under the next number."""

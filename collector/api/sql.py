@@ -1,21 +1,25 @@
-"""`POST /api/v1/sql`: one statement of a person, run in a child process that can only read and compute."""
+"""`POST /api/v1/sql`: one statement of a person, run in a child process that can only read and compute.
+
+The answer is JSON, written by the child, or an Arrow IPC stream where the client asks for one (`Accept`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from collector import problems
-from collector.api.common import READ_ERRORS, answer, json_only
+from collector.api.common import READ_ERRORS, json_only
 from collector.services import Services, services_of
 from engine_probe.errors import BadRequest, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
-from store.sql_json import json_rows
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
 
 router = APIRouter(prefix="/api/v1", tags=["sql"])
 
@@ -54,7 +58,7 @@ class SqlAnswer(BaseModel):
     summary="Ask in SQL",
     dependencies=[Depends(json_only)],
     responses={
-        200: {"model": SqlAnswer},
+        200: {"model": SqlAnswer, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}},
         **problems.responses(*READ_ERRORS, BadRequest, QueryRefused, QueryKilled, TooLarge, UnknownFormat, StoreError),
     },
 )
@@ -63,8 +67,10 @@ async def post_sql(request: Request, question: SqlQuestion) -> Response:
     services = services_of(request)
     cancelled = threading.Event()
     watch = asyncio.create_task(_cancel_when_gone(request, cancelled))
+    as_arrow = ARROW in request.headers.get("accept", "")
     try:
-        return answer(await services.sql_reads.run("/api/v1/sql", _run, services, question, cancelled))
+        body = await services.sql_reads.run("/api/v1/sql", _run, services, question, cancelled, as_arrow)
+        return Response(body, media_type=ARROW if as_arrow else "application/json")
     finally:
         watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -78,6 +84,5 @@ async def _cancel_when_gone(request: Request, cancelled: threading.Event) -> Non
     cancelled.set()
 
 
-def _run(services: Services, question: SqlQuestion, cancelled: threading.Event) -> dict[str, Any]:
-    result = services.run_sql(question.sql, question.max_rows, cancelled)
-    return {"columns": result.columns, "rows": json_rows(result.table), "truncated": result.truncated}
+def _run(services: Services, question: SqlQuestion, cancelled: threading.Event, as_arrow: bool) -> bytes:
+    return services.run_sql(question.sql, question.max_rows, cancelled, as_arrow=as_arrow)
