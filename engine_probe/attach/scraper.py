@@ -108,7 +108,8 @@ class Scraper:
             self.failures += 1
             self.last_error = error.message
             is_timeout = isinstance(error, EngineUnreachable) and bool(error.facts.get("is_timeout"))
-            self._funnel.put_rows("mark", self.lives.failed(error.message, at_ns, is_timeout=is_timeout))
+            # Now, not when it was asked: until the failure it may have lived.
+            self._funnel.put_rows("mark", self.lives.failed(error.message, self._clock(), is_timeout=is_timeout))
             return False
         self.last_error = None
         self._take(page, at_ns)

@@ -155,8 +155,9 @@ def test_spans_tell_of_every_request_what_the_plugin_tells(life: tuple[str, Life
             assert span[column] == pytest.approx(row[column], abs=2 * US), column
         for column in ("queue_s", "prefill_s", "decode_s", "frontend_s"):
             assert span[column] == pytest.approx(row[column], abs=2e-6), column
-        for column in ("prompt_tokens", "output_tokens", "state", "worker", "engine", "labels"):
+        for column in ("prompt_tokens", "output_tokens", "state", "worker", "engine"):
             assert span[column] == row[column], column
+        assert span["labels"]["engine_request_id"] == row["labels"]["engine_request_id"] == f"cmpl-{request_id}-0"
 
 
 def test_blocks_are_those_of_the_raw_events(life: tuple[str, Life], story: Story, rows: Rows) -> None:
