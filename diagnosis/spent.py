@@ -83,7 +83,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
     prefill = r.get("prefill_s")
     if rate is not None:
         seconds = tokens.sum(axis=1) * rate * speed(context)
-        known = np.isfinite(prefill) & (prefill > 0)
+        known = np.isfinite(prefill) & (prefill > 1e-9)
         density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
     return Spent(tokens, density)
 

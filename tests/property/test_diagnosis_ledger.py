@@ -1,0 +1,73 @@
+"""Whatever the phases, whoever waits for whom: the rows of a request sum to its latency."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnosis.facts import BlockTotals, LineageFacts, WorkerFacts
+from diagnosis.ledger import write
+from diagnosis.spent import Context
+from tests.factories import facts, request_facts, work_model
+
+seconds = st.floats(0.0, 5.0, allow_nan=False)
+tokens = st.integers(0, 4000)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[object, Context]:
+    n = draw(st.integers(1, 25))
+
+    def column(strategy: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(strategy, min_size=n, max_size=n))
+
+    prompt, computed = column(tokens), column(tokens)
+    requests = request_facts(
+        sorted(column(st.floats(0.0, 20.0))),
+        queue=column(seconds),
+        prefill=column(seconds),
+        decode=column(seconds),
+        worker=draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)),
+        worker_names=("w0", "w1"),
+        prompt_tokens=prompt,
+        computed_tokens=computed,
+        output_tokens=column(st.integers(2, 500)),
+        frontend_s=column(seconds),
+    )
+    lineage = LineageFacts(np.array(column(tokens), dtype=float), np.zeros(n), np.zeros(n), n, n, None, ())
+    known = facts(
+        requests,
+        workers=[
+            WorkerFacts(w, block_size=16, num_blocks=draw(st.integers(1, 500)), flags={"max_num_seqs": "4"})
+            for w in ("w0", "w1")
+        ],
+        samples={"preemptions_total": draw(st.sampled_from([0.0, 3.0]))},
+        lineage=draw(st.sampled_from([None, lineage])),
+        blocks=BlockTotals(5, 5, draw(st.integers(0, 5)), 0),
+    )
+    model = work_model(
+        prefill_s_per_token=draw(st.sampled_from([None, 1e-5, 1e-2])),
+        decode_s_per_seq=draw(st.sampled_from([None, 1e-4, 1.0])),
+        slow_factor=draw(st.sampled_from([None, 0.5, 1.0, 3.0])),
+    )
+    context = Context(
+        model,
+        most_running=draw(st.integers(1, 8)),
+        long_tokens=draw(st.sampled_from([100.0, 1e9])),
+        reuse_ratio=draw(st.sampled_from([None, 0.0, 0.7])),
+        caching_off=draw(st.booleans()),
+        usual_prefill_s=draw(seconds),
+        suspect=draw(st.booleans()),
+    )
+    return known, context
+
+
+@settings(max_examples=150, deadline=None)
+@given(windows(), st.sampled_from(["ttft", "tpot", "e2e"]))
+def test_rows_sum_to_the_metric_and_no_row_is_negative(window: tuple[object, Context], metric: str) -> None:
+    """Every second is given away once: sums within 1e-9, nothing below zero but float dust."""
+    known, context = window
+    ledger = write(known, metric, context)  # type: ignore[arg-type]
+    assert np.allclose(ledger.parts.sum(axis=1), ledger.values, atol=1e-9, rtol=0)
+    assert (ledger.parts >= -1e-9).all()
