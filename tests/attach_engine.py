@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,7 +56,7 @@ class FakeEngine:
     def set_json(self, path: str, value: Any) -> None:
         self.pages[path] = (200, "application/json", json.dumps(value))
 
-    def start(self) -> FakeEngine:
+    def start(self, tls: ssl.SSLContext | None = None) -> FakeEngine:
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -79,8 +80,13 @@ class FakeEngine:
             daemon_threads = True
             allow_reuse_address = True
 
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
         self._server = Server(("127.0.0.1", self.port), Handler)
         self.port = self._server.server_address[1]
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 

@@ -82,6 +82,7 @@ def register(app: typer.Typer) -> None:
         json: JsonOption = False,
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
+        from engine_probe.attach.fetch import trust
         from engine_probe.attach.names import source_name
         from engine_probe.attach.salt import default_path, read_salt
         from engine_probe.attach.session import AttachOptions, AttachSession
@@ -105,7 +106,7 @@ def register(app: typer.Typer) -> None:
             otlp_port=otlp_port,
             log=log,
             engine_key=engine_key,
-            verify=False if insecure else str(ca) if ca is not None else True,
+            verify=trust(ca, insecure=insecure),
             wait=wait,
         )
         source = source_name("attach", worker or url.rpartition("://")[2].rstrip("/"))

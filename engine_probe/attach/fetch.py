@@ -7,6 +7,8 @@ Foreign exceptions (httpx, TLS) end here: callers see EngineUnreachable (nobody 
 from __future__ import annotations
 
 import re
+import ssl
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,11 +35,22 @@ def normalise_url(text: str) -> str:
     return str(parsed).rstrip("/")
 
 
+def trust(ca: Path | None, *, insecure: bool = False) -> bool | ssl.SSLContext:
+    """What `EngineClient(verify=...)` takes: the system's authorities, those in `ca`, or none. Raises UsageError."""
+    if ca is None or insecure:
+        return not insecure
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        reason = error.strerror or "it holds no certificate"
+        raise UsageError(f"The authority {ca} cannot be used ({reason}); --ca takes a PEM file.", ca=str(ca)) from error
+
+
 class EngineClient:
     """GETs of one engine. Not for use by several threads at once."""
 
     def __init__(
-        self, url: str, *, key: str | None = None, verify: bool | str = True, timeout_s: float = TIMEOUT_S
+        self, url: str, *, key: str | None = None, verify: bool | ssl.SSLContext = True, timeout_s: float = TIMEOUT_S
     ) -> None:
         self.url = normalise_url(url)
         self._timeout_s = timeout_s
@@ -120,10 +133,11 @@ def _why(url: str, error: httpx.HTTPError) -> str:
         )
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text or "wrong version number" in text:
         return f"{url} does not speak TLS; use {url.replace('https://', 'http://', 1)}."
-    if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://"):
-        return (
-            f"{url} does not speak plain HTTP ({text}). If it speaks TLS, use {url.replace('http://', 'https://', 1)}."
-        )
+    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
+        hint = ""
+        if url.startswith("http://"):
+            hint = f", or it does not speak plain HTTP: if it speaks TLS, use {url.replace('http://', 'https://', 1)}"
+        return f"{url} broke the connection off ({text or type(error).__name__}). It is starting or ending{hint}."
     if "Name or service not known" in text or "nodename nor servname" in text or "name resolution" in text:
         return f"The name in {url} is not known here ({text}). Check the spelling, or use the address."
     return f"Nothing answers at {url} ({text or type(error).__name__}). Is the engine up, and is this its HTTP port?"

@@ -7,6 +7,7 @@ drains every source before the sink is closed.
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ class AttachOptions:
     otlp_port: int | None = None
     log: Path | None = None
     engine_key: str | None = None
-    verify: bool | str = True
+    verify: bool | ssl.SSLContext = True
     wait: bool = False
 
 

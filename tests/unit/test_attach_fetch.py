@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from engine_probe.attach import fetch
-from engine_probe.attach.fetch import EngineClient, normalise_url
+from engine_probe.attach.fetch import EngineClient, normalise_url, trust
 from engine_probe.errors import EXIT_MISUSE, EXIT_UNREACHABLE, EngineUnreachable, UnknownFormat, UsageError
 from tests.attach_engine import FakeEngine
 
@@ -94,6 +98,53 @@ def test_tls_asked_of_plain_http(engine: FakeEngine) -> None:
     """The other way round."""
     error = fails(engine.url.replace("http://", "https://"))
     assert f"does not speak TLS; use {engine.url}" in str(error)
+
+
+@pytest.fixture
+def tls_engine(engine: FakeEngine, tmp_path: Path) -> tuple[str, Path]:
+    """The engine behind TLS, with a certificate that only `ca` vouches for; address and `ca`."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed: no certificate can be made")
+    key, ca = tmp_path / "key.pem", tmp_path / "ca.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    made = [openssl, "req", "-x509", *curve, "-nodes", "-keyout", str(key), "-out", str(ca), "-days", "2", *subject]
+    subprocess.run(made, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ca, key)
+    engine.stop()
+    engine.port = 0
+    engine.start(context)
+    return engine.url.replace("http://", "https://"), ca
+
+
+def test_a_certificate_of_ones_own(tls_engine: tuple[str, Path]) -> None:
+    """Refused with both ways out; taken with its authority, and, for a test, without any."""
+    url, ca = tls_engine
+    error = fails(url)
+    assert "--ca FILE" in str(error)
+    assert "--insecure" in str(error)
+    for verify in (trust(ca), trust(None, insecure=True)):
+        client = EngineClient(url, verify=verify)
+        assert client.json("/version") == {"version": "0.32.0"}
+        client.close()
+
+
+def test_plain_http_asked_of_tls(tls_engine: tuple[str, Path]) -> None:
+    """The address is shown as it should be."""
+    url, _ = tls_engine
+    assert url in str(fails(url.replace("https://", "http://")))
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_an_authority_that_is_none(tmp_path: Path, content: str | None) -> None:
+    """A missing file, and one that is no PEM."""
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match="--ca takes a PEM file"):
+        trust(path)
 
 
 def test_a_key_is_asked_for_by_option_name(engine: FakeEngine) -> None:
