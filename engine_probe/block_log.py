@@ -74,7 +74,7 @@ class BlockLog:
 
 
 def blocks_table(
-    calls: list[BlockEvents], offset_ns: int, constants: dict[str, Any], sampling: Sampling
+    calls: Sequence[BlockEvents], offset_ns: int, constants: dict[str, Any], sampling: Sampling
 ) -> tuple[pa.Table, int]:
     """Queued calls as a `block` table, and how many events sampling left out (their block is not in the sample).
 
@@ -90,7 +90,7 @@ def blocks_table(
     sizes = np.array([call.num_events for call in calls], dtype=np.int64)
     num_rows = int(sizes.sum())
     owner = np.repeat(np.arange(len(calls)), sizes)
-    columns = dict(zip(BlockEvents._fields, zip(*calls, strict=True), strict=True))
+    columns = {name: [call[number] for call in calls] for number, name in enumerate(BlockEvents._fields)}
     schema = arrow_schema("block")
     arrays = []
     for field in schema:
@@ -124,6 +124,8 @@ def _numbers(given: Sequence[Any], sizes: npt.NDArray[np.int64], field: pa.Field
     start = 0
     for size, part in zip(sizes.tolist(), given, strict=True):
         stop = start + size
+        if not isinstance(part, int | None) and len(part) != size:
+            raise ValueError(f"{field.name} has {len(part)} values for {size} blocks")
         if part is None:
             unknown[start:stop] = True
         elif isinstance(part, list) and None in part:

@@ -143,7 +143,11 @@ class Flusher:
         constants = {"vantage": "engine", **self._constants("request")}
         rows = []
         for number, request in enumerate(ended):
-            rows.append(request_row(request, self._times))
+            try:
+                rows.append(request_row(request, self._times))
+            except Exception as error:
+                self._lose("request", 1, "recorder_error")
+                self._tell(f"request {type(error).__name__}", "a request could not be made a row", log.exception)
             if number % _BREATH == 0:
                 time.sleep(0)  # the engine's thread waits for the interpreter
         table, misfits = requests_table(rows, self._recorder.clock.offset_ns, constants)
@@ -153,9 +157,24 @@ class Flusher:
     def _blocks(self, calls: Sequence[BlockEvents]) -> pa.Table:
         from engine_probe.block_log import blocks_table
 
-        recorder = self._recorder
+        offset_ns, sampling = self._recorder.clock.offset_ns, self._recorder.sampling
         constants = self._constants("block")
-        return blocks_table(list(calls), recorder.clock.offset_ns, constants, recorder.sampling)[0]
+        try:
+            return blocks_table(calls, offset_ns, constants, sampling)[0]
+        except (ValueError, TypeError, OverflowError):
+            return blocks_table([call for call in calls if self._is_sound(call)], offset_ns, constants, sampling)[0]
+
+    def _is_sound(self, call: BlockEvents) -> bool:
+        """Whether one call's values fit the contract; if not, they are counted as lost."""
+        from engine_probe.block_log import blocks_table
+
+        try:
+            blocks_table([call], 0, {}, self._recorder.sampling)
+        except (ValueError, TypeError, OverflowError) as error:
+            self._lose("block", call.num_events, "recorder_invalid")
+            self._tell("block", f"block events do not fit the contract: {error}", log.warning)
+            return False
+        return True
 
     def _add_rows(self, tables: dict[str, list[pa.Table]], rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         by_kind: dict[str, list[dict[str, Any]]] = {}
@@ -235,8 +254,9 @@ class Flusher:
         return marks
 
     def _lose(self, kind: str, num_rows: int, reason: str) -> None:
-        self._untold[reason, kind] += num_rows
-        self.lost[kind] += num_rows
+        if num_rows:
+            self._untold[reason, kind] += num_rows
+            self.lost[kind] += num_rows
 
     def _note_misfits(self, kind: str, misfits: int) -> None:
         if misfits:

@@ -180,8 +180,14 @@ class Recorder:
 
     # Requests
 
-    def arrive(self, request_id: str, arrival_ns: int | None = None, **columns: Any) -> int:
-        """A request came in; returns its slot. columns: anything of a `request` row that is known already."""
+    def arrive(
+        self, request_id: str, arrival_ns: int | None = None, *, queued_ns: int | None = None, **columns: Any
+    ) -> int:
+        """A request came in; returns its slot.
+
+        queued_ns   when it began to wait for the scheduler, where that was later than its arrival
+        columns     anything of a `request` row that is known already
+        """
         entered = perf_counter_ns()
         if len(self._open) >= self._max_open:
             self.refused["request"] += 1
@@ -190,7 +196,7 @@ class Recorder:
         self._num_slots += 1
         kept = self.sampling.keeps_request(request_id, columns.get("prefix_hash"))
         arrival = self._now() if arrival_ns is None else arrival_ns
-        self._open[slot] = OpenRequest(request_id, arrival, columns, kept)
+        self._open[slot] = OpenRequest(request_id, arrival, arrival if queued_ns is None else queued_ns, columns, kept)
         self._probe_ns += perf_counter_ns() - entered
         return slot
 

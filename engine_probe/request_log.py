@@ -46,11 +46,13 @@ class OpenRequest:
         "waiting_since_ns",
     )
 
-    def __init__(self, request_id: str, arrival_ns: int, columns: dict[str, Any], is_kept: bool) -> None:
+    def __init__(
+        self, request_id: str, arrival_ns: int, queued_ns: int, columns: dict[str, Any], is_kept: bool
+    ) -> None:
         self.request_id = request_id
         self.arrival_ns = arrival_ns
-        self.queued_ns = arrival_ns
-        self.waiting_since_ns: int | None = arrival_ns
+        self.queued_ns = queued_ns
+        self.waiting_since_ns: int | None = queued_ns
         self.columns = columns
         self.is_kept = is_kept
         self.is_cut = False

@@ -54,13 +54,13 @@ def request_row(request: OpenRequest, times: StepTimes) -> RequestRow:
     if scheduled is not None:
         scheduled = max(scheduled, request.arrival_ns)
         columns["first_scheduled_ns"] = scheduled
-    tokens = None if request.is_cut else _token_lists(request, runs, times)
-    if tokens is not None:
-        row.token_ns, row.token_counts = tokens
-        columns["output_tokens"] = int(row.token_counts.sum())
-        if len(row.token_ns):
-            columns["first_token_ns"] = int(row.token_ns[0])
-            columns["last_token_ns"] = int(row.token_ns[-1])
+    if not request.is_cut:
+        giving = _giving_runs(request, runs)
+        columns["output_tokens"] = sum(given * (stop - first) for first, stop, given in giving)
+        row.token_ns, row.token_counts = _token_lists(giving, times)
+        if giving:
+            first, last = times.end(giving[0][0]), times.end(giving[-1][1] - 1)
+            columns.update((k, v) for k, v in (("first_token_ns", first), ("last_token_ns", last)) if v is not None)
     columns["end_ns"] = max(request.end_ns, columns.get("last_token_ns", request.end_ns), request.arrival_ns)
     columns.update((name, value) for name, value in told.items() if value is not None)
     seen = {"queue", "prefill", "decode", "stalled", "unexplained"}
@@ -70,26 +70,32 @@ def request_row(request: OpenRequest, times: StepTimes) -> RequestRow:
     return row
 
 
+def _giving_runs(request: OpenRequest, runs: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
+    """(first step, stop step, tokens a step) of the runs that gave tokens."""
+    found = []
+    for kind, first, stop, tokens in runs:
+        given = tokens if kind == DECODE else request.emits.get(first, 0) if kind == PREFILL else 0
+        if given > 0:
+            found.append((first, stop, given))
+    return found
+
+
 def _token_lists(
-    request: OpenRequest, runs: Sequence[tuple[int, int, int, int]], times: StepTimes
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    giving: Sequence[tuple[int, int, int]], times: StepTimes
+) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None]:
     """(instants, tokens in each), one entry a step that gave tokens; None where an instant is not known."""
     import numpy as np
 
+    if not giving:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     instants: list[npt.NDArray[np.int64]] = []
-    counts: list[npt.NDArray[np.int64]] = []
-    for kind, first, stop, tokens in runs:
-        given = tokens if kind == DECODE else request.emits.get(first, 0) if kind == PREFILL else 0
-        if given <= 0:
-            continue
+    for first, stop, _ in giving:
         ends = times.ends(first, stop)
         if ends is None:
-            return None
+            return None, None
         instants.append(ends)
-        counts.append(np.full(len(ends), given, dtype=np.int64))
-    if not instants:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return np.concatenate(instants), np.concatenate(counts)
+    counts = np.repeat([given for _, _, given in giving], [len(ends) for ends in instants])
+    return np.concatenate(instants), counts
 
 
 def _work_spans(

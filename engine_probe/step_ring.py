@@ -29,7 +29,8 @@ WAITING_ON: Final = tuple(f"waiting_on_{name}" for c in KINDS["step"] if c.name 
 FLOATS: Final = tuple(
     c.name for c in KINDS["step"] if c.type == "float64" and c.name not in ("sample_rate", "duration_s", "probe_s")
 )
-_ROW: Final = struct.Struct(f"={len(OWN) + len(INTS) + len(WAITING_ON)}q{len(FLOATS)}d")
+_NUM_INTS: Final = len(OWN) + len(INTS) + len(WAITING_ON)
+_ROW: Final = struct.Struct(f"={_NUM_INTS}q{len(FLOATS)}d")
 ROW_BYTES: Final = _ROW.size
 
 
@@ -46,15 +47,20 @@ class StepRing:
         self.num_lost = 0
 
     def append(self, values: tuple[Any, ...]) -> bool:
-        """One row: OWN, INTS, WAITING_ON, FLOATS. False where the ring is full, or a value is no number of its type."""
+        """One row: OWN, INTS, WAITING_ON, FLOATS; None is unknown. False where the ring is full, or a value no number."""
         if self.head - self.tail >= self.capacity:
             self.num_lost += values[1]
             return False
+        position = self.head % self.capacity * ROW_BYTES
         try:
-            self._pack(self._buffer, self.head % self.capacity * ROW_BYTES, *values)
+            self._pack(self._buffer, position, *values)
         except struct.error:
-            self.num_lost += values[1]
-            return False
+            blanks = zip(values, (UNKNOWN,) * _NUM_INTS + (NAN,) * len(FLOATS), strict=True)
+            try:
+                self._pack(self._buffer, position, *(blank if value is None else value for value, blank in blanks))
+            except struct.error:
+                self.num_lost += values[1]
+                return False
         self.head += 1
         return True
 
