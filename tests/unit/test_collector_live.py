@@ -1,0 +1,114 @@
+"""The live picture: open requests as routers tell them, workers by their newest step, evictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collector.live import Live
+from engine_probe.schema import table_from_rows
+
+NOW_NS = 1_764_403_200_000_000_000
+S = 1_000_000_000
+
+
+def routed(request_id: str, at_ns: int = NOW_NS, chosen: str | None = "w0", **columns: Any) -> dict[str, Any]:
+    return {"request_id": request_id, "at_ns": at_ns, "router": "r", "chosen": chosen} | columns
+
+
+def ended(request_id: str, vantage: str = "client", worker: str | None = None) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "vantage": vantage,
+        "worker": worker,
+        "state": "finished",
+        "arrival_ns": NOW_NS,
+        "at_ns": NOW_NS,
+    }
+
+
+def told(live: Live, now_ns: int = NOW_NS, **rows: list[dict[str, Any]]) -> None:
+    live.observe({kind: table_from_rows(kind, part) for kind, part in rows.items()}, now_ns)
+
+
+def open_ids(live: Live, now_ns: int = NOW_NS) -> list[str]:
+    return [one.request_id for one in live.open_requests(now_ns, 100)]
+
+
+def test_routed_request_is_open_until_its_end_is_told() -> None:
+    """The longest open comes first; the end takes it away."""
+    live = Live(100, 3600)
+    told(live, route=[routed("b", NOW_NS - S), routed("a", NOW_NS - 2 * S)])
+    assert open_ids(live) == ["a", "b"]
+    told(live, request=[ended("a")])
+    assert open_ids(live) == ["b"]
+    assert live.num_open == 1
+
+
+def test_end_that_comes_before_the_decision_leaves_nothing_open() -> None:
+    """Batches of different senders overtake each other."""
+    live = Live(100, 3600)
+    told(live, route=[routed("first")])
+    told(live, request=[ended("late")])
+    told(live, route=[routed("late")])
+    assert open_ids(live) == ["first"]
+
+
+def test_prefill_helper_does_not_end_a_request() -> None:
+    """Served by two workers, a request is open until the one it was sent to has told its row."""
+    live = Live(100, 3600)
+    told(live, route=[routed("a", chosen="decode-0")])
+    told(live, request=[ended("a", "engine", "prefill-0")])
+    assert open_ids(live) == ["a"]
+    told(live, request=[ended("a", "engine", "decode-0")])
+    assert open_ids(live) == []
+
+
+def test_without_routes_nothing_is_claimed() -> None:
+    """No router: open requests are unknown, which is not the same as none."""
+    live = Live(100, 3600)
+    told(live, request=[ended("a")])
+    assert not live.sees_routes
+    assert open_ids(live) == []
+
+
+def test_table_is_bounded_and_counts_what_it_forgets() -> None:
+    """Too many, or unheard of for too long."""
+    live = Live(3, 60)
+    told(live, route=[routed(str(i), NOW_NS + i) for i in range(5)])
+    assert open_ids(live) == ["2", "3", "4"]
+    assert live.num_dropped == 2
+    assert open_ids(live, NOW_NS + 61 * S) == []
+    assert live.num_dropped == 5
+
+
+def test_newest_step_of_each_worker_is_kept_whatever_the_order() -> None:
+    """An older step that comes later changes nothing; unknown numbers stay unknown."""
+    live = Live(10, 60)
+    told(live, step=[{"worker": "a", "at_ns": NOW_NS + i, "step": i, "num_running": i} for i in (3, 9, 5)])
+    told(live, step=[{"worker": "a", "at_ns": NOW_NS + 4, "step": 4}, {"worker": "b", "at_ns": NOW_NS, "step": 1}])
+    workers = live.workers()
+    assert (workers["a"]["step"], workers["a"]["num_running"], workers["a"]["blocks_used"]) == (9, 9, None)
+    assert workers["b"]["num_running"] is None
+
+
+def test_evictions_are_summed_by_the_kind_of_row_that_told_them() -> None:
+    """Blocks and steps may both tell the same evictions: they are kept apart, never added."""
+    live = Live(10, 60)
+    told(
+        live,
+        block=[{"worker": "a", "at_ns": NOW_NS, "change": change} for change in ("evicted", "stored", "evicted")],
+        step=[{"worker": "a", "at_ns": NOW_NS, "step": i, "blocks_evicted": n} for i, n in enumerate((2, None, 3))],
+    )
+    assert live.evictions() == {("a", "block"): 2, ("a", "step"): 5}
+
+
+def test_rows_of_runs_are_no_live_rows() -> None:
+    """An import is history."""
+    live = Live(10, 60)
+    told(
+        live,
+        route=[routed("a", run_id="old")],
+        step=[{"worker": "a", "at_ns": NOW_NS, "step": 1, "run_id": "old"}],
+        block=[{"worker": "a", "at_ns": NOW_NS, "change": "evicted", "run_id": "old"}],
+    )
+    assert (open_ids(live), live.workers(), live.evictions(), live.sees_routes) == ([], {}, {}, False)
