@@ -119,7 +119,7 @@ _PHASE_DOC: Final = {
     "prefill": "computing the prompt",
     "first_sample": "sampling the first token",
     "decode": "first token to last token, stalls excluded",
-    "stalled": "admitted but not running: preempted, swapped out, starved; before or after the first token",
+    "stalled": "admitted but gaining nothing: preempted, swapped out, starved; after the first token also computed again",
     "postprocess": "detokenisation and formatting",
     "tail": "protocol tail: last content token to end of stream",
     "unexplained": "the residue that no phase owns",
