@@ -1,0 +1,145 @@
+"""Who is let in: tokens, names, other web pages, sizes of headers, slow senders."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from collector.app import create_app, read_token
+from collector.settings import load_settings
+from engine_probe.errors import UsageError
+from tests.integration.collector_harness import Collector, running, step_row
+
+TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "token").write_text(f"{TOKEN}\nsecond line\n")
+    server = {"token_file": str(folder / "token"), "header_timeout_s": 0.3}
+    with running(folder / "kvscope.duckdb", server=server) as made:
+        yield made
+
+
+def _paths(collector: Collector) -> list[tuple[str, str]]:
+    document = collector.app.openapi()
+    return [
+        (method.upper(), path.replace("{request_id}", "x"))
+        for path, operations in document["paths"].items()
+        for method in operations
+    ] + [("GET", "/openapi.json"), ("GET", "/nope")]
+
+
+def test_every_route_but_health_asks_for_the_token(guarded: Collector) -> None:
+    """Also the page, the metrics, the API description, and what does not exist."""
+    for method, path in _paths(guarded):
+        answer = guarded.client.request(method, path)
+        expected = 200 if path in ("/healthz", "/readyz") else 401
+        assert answer.status_code == expected, (method, path)
+        if expected == 401:
+            assert answer.json()["type"] == "urn:kvscope:error:unauthorized"
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("authorization", [f"Bearer {TOKEN}", f"bearer  {TOKEN}"])
+def test_token_opens(guarded: Collector, authorization: str) -> None:
+    """Sending and reading."""
+    headers = {"authorization": authorization}
+    assert guarded.client.get("/metrics", headers=headers).status_code == 200
+    assert guarded.client.post("/v1/events", headers=headers, content=b"").status_code == 415
+
+
+@pytest.mark.parametrize("given", [TOKEN[:-1], TOKEN + "x", "x", TOKEN.upper(), "second line"])
+def test_wrong_token_does_not_open(guarded: Collector, given: str) -> None:
+    """Not a part of it, nor more than it, nor another line of its file."""
+    assert guarded.client.get("/metrics", headers={"authorization": f"Bearer {given}"}).status_code == 401
+
+
+def test_browser_reads_with_the_token_as_password(guarded: Collector) -> None:
+    """The page opens in a browser; sending with remembered credentials does not work."""
+    assert guarded.client.get("/", auth=("anyone", TOKEN)).status_code == 200
+    assert guarded.client.post("/v1/events", auth=("anyone", TOKEN), content=b"").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "kvscope.example"])
+def test_other_addresses_need_a_token_or_a_plain_word(host: str, tmp_path: Path) -> None:
+    """Listening for the whole network by accident is not possible."""
+    with pytest.raises(UsageError, match="allow-unauthenticated"):
+        create_app(load_settings(server={"host": host}))
+    create_app(load_settings(server={"host": host, "allow_unauthenticated": True}))
+    create_app(load_settings(server={"host": host, "token": "x"}))
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])
+def test_token_file_without_a_token_is_refused(tmp_path: Path, content: str | bytes | None) -> None:
+    """An empty file must not mean: no token needed."""
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match="token"):
+        read_token(load_settings(server={"token_file": str(path)}).server)
+    with pytest.raises(UsageError, match="empty"):
+        read_token(load_settings(server={"token": "  "}).server)
+
+
+def test_rebound_name_and_foreign_page_are_refused(tmp_path: Path) -> None:
+    """Without a token the Host must be ours, and a page of another site may not send."""
+    with running(tmp_path / "kvscope.duckdb") as collector:
+        assert collector.client.get("/metrics", headers={"host": "evil.example"}).status_code == 403
+        assert collector.client.get("/metrics").status_code == 200
+        refused = collector.client.post("/v1/events", content=b"{}", headers={"origin": "http://evil.example"})
+        assert refused.json()["type"] == "urn:kvscope:error:wrong-host"
+        preflight = collector.client.options("/v1/events", headers={"origin": "http://evil.example"})
+        assert "access-control-allow-origin" not in preflight.headers
+        assert collector.post({"step": [step_row(1)]}).status_code == 200
+
+
+def test_headers_that_do_not_come_are_not_waited_for(guarded: Collector) -> None:
+    """A connection that says nothing, or half a header, is closed."""
+    for beginning in (b"", b"GET /healthz HTTP/1.1\r\nHost: loc"):
+        with socket.create_connection(guarded.address, timeout=10) as connection:
+            connection.sendall(beginning)
+            started = time.monotonic()
+            assert connection.recv(1000) == b""
+            assert time.monotonic() - started < 8
+
+
+def test_endless_headers_are_refused(guarded: Collector) -> None:
+    """Headers beyond 64 KiB end the connection with an error, not the memory."""
+    with socket.create_connection(guarded.address, timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000)
+        assert connection.recv(1000)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+
+
+def test_connections_beyond_the_limit_are_503(tmp_path: Path) -> None:
+    """More connections than the setting are told so."""
+    with (
+        running(tmp_path / "kvscope.duckdb", server={"max_connections": 3}) as collector,
+        socket.create_connection(collector.address),
+        socket.create_connection(collector.address),
+        socket.create_connection(collector.address),
+    ):
+        time.sleep(0.1)
+        assert httpx.get(f"{collector.url}/healthz", trust_env=False).status_code == 503
+
+
+def test_page_allows_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """No scripts, no frames, styles by nonce; names that senders invent are escaped."""
+    with running(tmp_path / "kvscope.duckdb") as collector:
+        collector.post({"step": [step_row(1, worker="<script>alert(1)</script>")]}, source="<b>").raise_for_status()
+        answer = collector.client.get("/")
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; style-src 'nonce-")
+        assert "frame-ancestors 'none'" in policy
+        nonce = policy.partition("nonce-")[2].partition("'")[0]
+        assert f'<style nonce="{nonce}">' in answer.text
+        assert "<script" not in answer.text
+        assert "&lt;script&gt;" in answer.text
+        assert "&lt;b&gt;" in answer.text
+        assert nonce not in collector.client.get("/").text
