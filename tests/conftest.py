@@ -8,11 +8,22 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import Postgres, running_postgres
 
 # Two cores: a numeric library's thread pool only makes tests wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No test asserts a time, so a busy machine must not fail one; CI draws the same examples every time.
+settings.register_profile(
+    "kvscope",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+settings.load_profile("kvscope")
 
 _database_number = itertools.count()
 
