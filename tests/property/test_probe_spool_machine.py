@@ -14,7 +14,7 @@ from engine_probe.codec import decode_arrow
 from engine_probe.parcels import Parcel, Segment, segment_of
 from engine_probe.schema import table_from_rows
 from engine_probe.spool import Spool
-from engine_probe.spool_files import DiskFiles
+from engine_probe.spool_disk import DiskFiles
 
 NOW = 1_764_000_000 * 10**9
 KINDS = {

@@ -319,6 +319,18 @@ def test_a_closed_sink_takes_no_rows() -> None:
         sink.write(samples(1))
 
 
+def test_a_forked_child_neither_writes_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child has the object but no threads: it is told to make its own, and leaves the parent's spool alone."""
+    sink = sink_to(f"http://127.0.0.1:{free_port()}")
+    with monkeypatch.context() as child:
+        child.setattr("engine_probe.http_sink.os.getpid", lambda: -1)
+        with pytest.raises(ProbeError, match="before a fork"):
+            sink.write(samples(1))
+        sink.close()
+    sink.write(samples(1))
+    sink.close(0.01)
+
+
 @pytest.mark.parametrize("url", ["", "collector:8321", "ftp://host", "http://", "http://host:port", "http://[::1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     """A mistyped address is told when the sink is made, not by silence."""
@@ -328,7 +340,13 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"source": ""}, "source is"), ({"source": "x\n"}, "source is"), ({"max_in_flight": 9}, "expected 1 to 8")],
+    [
+        ({"source": ""}, "source is"),
+        ({"source": "x\n"}, "source is"),
+        ({"max_in_flight": 9}, "expected 1 to 8"),
+        ({"token": "a\r\nb"}, "the token"),
+        ({"token": ""}, "the token"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
     """Bounds and names are checked when the sink is made."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine_probe import spool_files
+from engine_probe import spool_disk
 from engine_probe.codec import decode_arrow
 from engine_probe.errors import ProbeError
 from engine_probe.parcels import Parcel, Segment, halve, pack, segment_of
 from engine_probe.schema import table_from_rows
 from engine_probe.spool import Spool
-from engine_probe.spool_files import DiskFiles, MemoryFiles
+from engine_probe.spool_disk import DiskFiles
+from engine_probe.spool_files import MemoryFiles
 
 NOW = 1_764_000_000 * 10**9
 
@@ -118,7 +119,7 @@ def test_a_reboot_begins_a_new_epoch_and_keeps_the_old_batches(tmp_path: Path, m
     first.append([samples(1)])
     old = first._files.epoch
     kill(first)
-    monkeypatch.setattr(spool_files, "_boot_id", lambda: "another boot")
+    monkeypatch.setattr(spool_disk, "_boot_id", lambda: "another boot")
     second = open_spool(tmp_path)
     second.append([samples(2)])
     keys = [parcel.key for parcel in take_all(second)]
@@ -302,7 +303,7 @@ def test_a_disk_that_is_full_counts_what_it_could_not_keep(tmp_path: Path, monke
 
 def test_only_the_newest_set_aside_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder for people to look at is bounded."""
-    monkeypatch.setattr(spool_files, "MAX_ASIDE", 2)
+    monkeypatch.setattr(spool_disk, "MAX_ASIDE", 2)
     spool = open_spool(tmp_path)
     spool.append([samples(value) for value in range(5)])
     for _ in range(5):
