@@ -128,4 +128,5 @@ def _command_line(pid: int) -> str | None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return None
-    return b" ".join(word for word in words if word).decode(errors="replace")[:200] or None
+    text = b" ".join(words).decode(errors="replace")
+    return " ".join(text.split())[:120] or None
