@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from diagnosis.kv_geometry import geometry
@@ -66,6 +66,9 @@ def test_requests_that_fit_really_fit(config: dict[str, Any], tokens: int, num_b
 @settings(deadline=None)
 def test_ranks_together_hold_at_least_the_whole(config: dict[str, Any], tp: int, tokens: int) -> None:
     """Tensor parallelism divides or replicates and never loses bytes: tp ranks hold the whole, or more."""
-    size = kv_size(geometry(config), tokens, tp=tp)
+    model = geometry(config)
+    heads = [group.kv_heads for group in model.groups if group.kv_heads is not None]
+    assume(all(num % tp == 0 or tp % num == 0 for num in heads))
+    size = kv_size(model, tokens, tp=tp)
     assert size.rank_request_bytes * tp >= size.request_bytes
     assert size.rank_request_bytes <= size.request_bytes
