@@ -197,9 +197,10 @@ def _create_views(
     from engine_probe.schema import arrow_schema
 
     for kind in (kind for kind in KINDS if kind in names):
-        table = hot.get(kind)
-        connection.register(f"hot_{kind}", _empty(arrow_schema(kind)) if table is None else table)
-        parts = [f'SELECT * FROM "hot_{kind}"']
+        parts = []
+        if kind in hot or not job["database"]:
+            connection.register(f"hot_{kind}", hot[kind] if kind in hot else _empty(arrow_schema(kind)))
+            parts.append(f'SELECT * FROM "hot_{kind}"')
         if job["database"]:
             through = job["sealed_through_ns"].get(kind)
             only_unsealed = f" WHERE received_ns > {int(through)}" if through is not None else ""
