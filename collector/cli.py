@@ -12,7 +12,13 @@ import pkgutil
 import sys
 from typing import cast
 
-import typer
+try:
+    import typer
+except ImportError as _missing:
+    sys.exit(
+        f"kvscope: {_missing.name or 'typer'} is not installed: this environment has the probe alone. The command needs "
+        "the extra: pip install 'kvscope[service]' (from the source tree: pip install '.[service]')"
+    )
 
 from collector import commands
 from engine_probe.errors import EXIT_MISUSE, KvscopeError

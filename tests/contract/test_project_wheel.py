@@ -85,6 +85,17 @@ def test_a_store_is_made_and_migrated_from_the_wheel(environment: Path, tmp_path
     assert _run([environment / "python", "-c", script], tmp_path).strip() == "[{'n': 0}] []"
 
 
+def test_the_command_without_its_extra_says_what_to_install(environment: Path, tmp_path: Path) -> None:
+    """In an engine's environment (the probe alone) `kvscope` ends with one line, and the probe still imports."""
+    script = "import engine_probe, sys; sys.modules['typer'] = None; import collector.cli"
+    ended = subprocess.run(
+        [environment / "python", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "pip install 'kvscope[service]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_what_is_declared_is_what_is_shipped() -> None:
     """pyproject names the same six folders for the wheel, the type checker and the layers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
