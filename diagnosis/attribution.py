@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import few_blocks
+from diagnosis.bootstrap import widen
 from diagnosis.coalitions import Arm, Game, Play
 from diagnosis.quantiles import F64, expected_shortfall, nearest_rank, parse_quantile
 from diagnosis.significance import MIN_FOR_MEAN, derived_seed, interval_95, sufficient
@@ -208,7 +208,7 @@ def _collect(
     means = np.array([d.mean_rows for d in draws]).reshape(len(draws), len(labels))
     dependence = np.array([d.dependence for d in draws])
     zeros = np.zeros(len(draws))
-    num_blocks = min(arm.num_blocks for arm in arms)
+    num_blocks, missed = min(arm.num_blocks for arm in arms), max(arm.missed for arm in arms)
     known = bool(draws) and reason is None
     mean_known = bool(draws) and min(arm.n for arm in arms) >= MIN_FOR_MEAN
 
@@ -218,8 +218,8 @@ def _collect(
             mean_s=float(sizes[0]),
             quantile_s=float(sizes[1]),
             es_s=float(sizes[2]),
-            interval_95=interval_95(few_blocks(draws_q, num_blocks)) if known else None,
-            mean_interval_95=interval_95(few_blocks(draws_mean, num_blocks)) if mean_known else None,
+            interval_95=interval_95(widen(draws_q, num_blocks, missed)) if known else None,
+            mean_interval_95=interval_95(widen(draws_mean, num_blocks, missed)) if mean_known else None,
         )
 
     table = [

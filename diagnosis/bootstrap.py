@@ -31,12 +31,14 @@ CHUNK_ELEMENTS = 250_000
 class Correlation:
     """How long the tail of a series stays correlated, in requests.
 
-    lag    longest distance at which exceedances are still significantly correlated; 0 for none
-    block  block length for the bootstrap
+    lag     longest distance at which exceedances are still significantly correlated; 0 for none
+    block   block length for the bootstrap
+    missed  how many times larger the true spread is than the spread between blocks of that length; 1 for none
     """
 
     lag: int
     block: int
+    missed: float = 1.0
 
 
 def correlation(values: F64, q: str) -> Correlation:
@@ -49,18 +51,14 @@ def correlation(values: F64, q: str) -> Correlation:
     values = np.asarray(values, dtype=np.float64)
     if values.size < 4:
         return Correlation(0, 1)
-    rho = _autocorrelation(high_values(values, q).astype(np.float64))
-    lag = _significant_lag(rho, values.size)
+    tail = _memory(high_values(values, q).astype(np.float64))
     longest = max(1, values.size // MIN_BLOCKS)
     if longest == 1:
-        return Correlation(lag, 1)
-    rank_rho = _autocorrelation(ranks(values))
-    block = max(
-        values.size // MAX_BLOCKS,
-        _block_length(rho, lag, values.size),
-        _block_length(rank_rho, _significant_lag(rank_rho, values.size), values.size),
-    )
-    return Correlation(lag, min(longest, block))
+        return Correlation(tail.lag, 1)
+    body = _memory(ranks(values))
+    wanted = max(values.size // MAX_BLOCKS, *(memory.block_length(values.size) for memory in (tail, body)))
+    block = min(longest, wanted)
+    return Correlation(tail.lag, block, max(tail.missed(block), body.missed(block)))
 
 
 def correlation_length(values: F64, q: str) -> int:
@@ -184,17 +182,18 @@ def iter_runs(n: int, block: int, replicates: int, seed: int) -> Iterator[Runs]:
         yield Runs(n, starts, lengths)
 
 
-def few_blocks(draws: F64, num_blocks: float) -> F64:
-    """Draws spread about their median as Student's t is to the normal: a spread read off few blocks is too small.
+def widen(draws: F64, num_blocks: float, missed: float = 1.0) -> F64:
+    """Draws spread about their median by what a bootstrap of few or short blocks cannot show.
 
-    draws [replicates]; num_blocks is how many blocks (or repeats) the smaller window holds. Source: Cornish-Fisher
-    expansion of the 97.5 % point of t with num_blocks - 1 degrees of freedom, times sqrt(m / (m - 1)).
+    draws [replicates]; num_blocks is how many blocks (or repeats) the smaller window holds: a spread read off few of
+    them is too small, as Student's t is to the normal. missed is `Correlation.missed`. Source: Cornish-Fisher expansion
+    of the 97.5 % point of t with num_blocks - 1 degrees of freedom, times sqrt(m / (m - 1)).
     """
-    if draws.size == 0 or not np.isfinite(num_blocks):
+    if draws.size == 0:
         return draws
     freedom = max(num_blocks - 1.0, 1.0)
     student = 1.959964 + 2.3723 / freedom + 2.8225 / freedom**2 + 2.5559 / freedom**3
-    factor = student / 1.959964 * np.sqrt((freedom + 1.0) / freedom)
+    factor = missed * student / 1.959964 * np.sqrt((freedom + 1.0) / freedom)
     centre = float(np.median(draws))
     return np.asarray(centre + factor * (draws - centre), dtype=np.float64)
 
@@ -216,19 +215,37 @@ def repeat_counts(repeat_id: npt.NDArray[np.generic], replicates: int, seed: int
     return per_repeat[:, member].astype(np.uint16)
 
 
-def _block_length(rho: F64, lag: int, n: int) -> int:
-    """Politis-White block length of the circular bootstrap; 1 when no lag is significantly correlated."""
-    if lag == 0:
-        return 1
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Autocorrelation of a series as far as it is significant: at lags 1 .. 2 lag, tapered by a flat-top window."""
+
+    lag: int
+    tapered: F64
+
+    def long_run(self, block: float = np.inf) -> float:
+        """Variance of a sum of the series to that of independent values, in full or as blocks show it."""
+        seen = np.maximum(1.0 - np.arange(1, self.tapered.size + 1) / block, 0.0)
+        return max(1.0 + 2.0 * float((seen * self.tapered).sum()), 1e-3)
+
+    def block_length(self, n: int) -> int:
+        """Politis-White block length of the circular bootstrap; 1 when no lag is significantly correlated."""
+        spread = 2.0 * float((np.arange(1, self.tapered.size + 1) * self.tapered).sum())
+        if spread <= 0.0:
+            return 1
+        best = (1.5 * (spread / self.long_run()) ** 2 * n) ** (1.0 / 3.0)  # least squared error of the spread
+        return int(np.ceil(LONGER * best))
+
+    def missed(self, block: int) -> float:
+        """How many times larger the full spread is than the one between blocks; from 1 to 2."""
+        return float(np.sqrt(min(max(self.long_run() / self.long_run(block), 1.0), 4.0)))
+
+
+def _memory(series: F64) -> _Memory:
+    rho = _autocorrelation(series)
+    lag = _significant_lag(rho, series.size)
     lags = np.arange(1, min(2 * lag, rho.size - 1) + 1)
-    taper = np.clip(2.0 * (1.0 - lags / (lags[-1] + 1.0)), 0.0, 1.0)  # flat-top window
-    weighted = taper * rho[lags]
-    spread = 2.0 * float(np.dot(lags, weighted))
-    long_run = max(1.0 + 2.0 * float(weighted.sum()), 1e-3)
-    if spread <= 0.0:
-        return 1
-    best = (1.5 * (spread / long_run) ** 2 * n) ** (1.0 / 3.0)  # smallest mean squared error of the spread
-    return int(np.ceil(LONGER * best))
+    taper = np.clip(2.0 * (1.0 - lags / (2.0 * lag + 1.0)), 0.0, 1.0)
+    return _Memory(lag, taper * rho[lags])
 
 
 def _autocorrelation(series: F64) -> F64:

@@ -71,7 +71,10 @@ class Arm:
         self.by_total = descending_order(self.total)
         self.correlation = correlation(self.total, q)
         self.block = self.correlation.block
-        self.num_blocks = self.n / self.block if repeats is None else float(np.unique(repeats).size)
+        self.num_blocks: float = self.n / self.block
+        self.missed = self.correlation.missed
+        if repeats is not None:
+            self.num_blocks, self.missed = float(np.unique(repeats).size), 1.0
         self.orders = np.empty((self.g, self.n), dtype=np.intp)
         for k, label in enumerate(labels):
             # Each part breaks its ties by a permutation of its own, else two parts that are both 0 would be matched
@@ -134,7 +137,7 @@ class Arm:
     def _inflation(self) -> float:
         """How much more a resampled share scatters than that of independent requests: 1 to the length of a block."""
         if self.repeats is not None:
-            return self.n / self.num_blocks
+            return float(self.n / self.num_blocks)
         whole = self.n - self.n % self.block
         worst = 1.0
         for level in (0.5, 0.9, 0.99):

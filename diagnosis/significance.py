@@ -22,11 +22,11 @@ from diagnosis.bootstrap import (
     Correlation,
     correlation,
     exceedances,
-    few_blocks,
     high_values,
     iter_runs,
     repeat_counts,
     twice_through,
+    widen,
 )
 from diagnosis.quantiles import (
     F64,
@@ -122,14 +122,15 @@ def compare(
     replicates = affordable_replicates(replicates, sum(facts.n)) if min(facts.n) > 1 else 0
     drawn = [window.replicate(q, replicates, derived_seed(seed, side)) for side, window in enumerate(windows)]
     num_blocks = min(window.num_blocks for window in windows)
+    missed = max(window.missed for window in windows)
     delta = windows[1].quantile - windows[0].quantile
     delta_mean = windows[1].mean - windows[0].mean
     interval = mean_interval = p_quantile = p_mean = None
     if replicates > 0 and facts.enough:
-        differences = few_blocks(drawn[1][0] - drawn[0][0], num_blocks)
+        differences = widen(drawn[1][0] - drawn[0][0], num_blocks, missed)
         interval, p_quantile = interval_95(differences, one_sided=facts.one_sided), p_value(differences)
     if replicates > 0 and min(facts.n) >= MIN_FOR_MEAN:
-        differences = few_blocks(drawn[1][1] - drawn[0][1], num_blocks)
+        differences = widen(drawn[1][1] - drawn[0][1], num_blocks, missed)
         mean_interval, p_mean = interval_95(differences), p_value(differences)
     return Significance(
         n=facts.n,
@@ -325,9 +326,9 @@ class _Window:
         self.correlation = known or correlation(self.values, q)
         if block is not None:
             self.correlation = Correlation(self.correlation.lag, block)
-        self.num_blocks = (
-            self.values.size / self.correlation.block if self.repeats is None else float(np.unique(self.repeats).size)
-        )
+        self.num_blocks, self.missed = self.values.size / self.correlation.block, self.correlation.missed
+        if self.repeats is not None:
+            self.num_blocks, self.missed = float(np.unique(self.repeats).size), 1.0
         self.extremal = extremal_index(self.values, q)
         self.episodes = tail_episodes(self.values, q, self.correlation.lag)
         self.effective = self.extremal * (float(self.values.size) if self.weights is None else kish(self.weights))

@@ -11,11 +11,11 @@ from diagnosis.bootstrap import (
     correlation,
     correlation_length,
     exceedances,
-    few_blocks,
     iter_runs,
     ranks,
     repeat_counts,
     twice_through,
+    widen,
 )
 from engine_probe.errors import DiagnosisError
 
@@ -78,6 +78,16 @@ def test_a_longer_memory_gives_longer_blocks_that_still_leave_twenty():
     assert correlation(repeated, "0.99").lag >= 9
 
 
+def test_blocks_cut_short_say_what_they_miss():
+    """An independent series misses nothing; a memory as long as the longest block allowed leaves spread unseen."""
+    assert correlation(np.random.default_rng(3).exponential(size=2000), "0.99").missed == 1.0
+    rng = np.random.default_rng(0)
+    slow = np.convolve(rng.normal(size=3000), 0.98 ** np.arange(400))[400:2400]
+    found = correlation(slow, "0.9")
+    assert found.block == 100  # n / 20, where the memory would ask for more
+    assert 1.05 < found.missed <= 2.0
+
+
 def test_constant_and_tiny_series_have_no_correlation():
     """Nothing varies, or nothing can be estimated: block 1, lag 0."""
     for values in (np.ones(1000), np.zeros(3), np.empty(0), np.ones(1)):
@@ -105,11 +115,12 @@ def test_equal_values_share_their_middle_rank():
 def test_few_blocks_widen_as_student_does():
     """t at 97.5 % with 19 degrees of freedom is 2.0930 against 1.9600, and the spread gains sqrt(20 / 19)."""
     draws = np.array([-1.0, 0.0, 1.0])
-    wide = few_blocks(draws, 20)
+    wide = widen(draws, 20)
     assert wide[1] == 0.0
     assert wide[2] == pytest.approx(2.0930 / 1.95996 * np.sqrt(20 / 19), rel=1e-4)
-    assert few_blocks(draws, 1e9)[2] == pytest.approx(1.0)
-    assert few_blocks(np.empty(0), 20).size == 0
+    assert widen(draws, 1e9)[2] == pytest.approx(1.0)
+    assert widen(draws, 1e9, missed=1.5)[2] == pytest.approx(1.5)
+    assert widen(np.empty(0), 20).size == 0
 
 
 @pytest.mark.parametrize(("n", "block", "replicates"), [(0, 1, 1), (10, 0, 1), (10, 1, -1)])
