@@ -6,16 +6,16 @@ from diagnosis.cause import Case
 
 
 def lineage_sql(case: Case) -> str:
-    """Missed prompt blocks of the suspect window by the last change of that very block before the miss."""
+    """Missed prompt blocks of the suspect window that had been stored before: blocks, tokens, requests."""
     size = case.suspect.block_size()
     vantage = case.suspect.requests.vantage
     where = case.sql_where(case.suspect_window, "arrival_ns")
     return (
-        "WITH missed AS (SELECT request_id, arrival_ns AS at_ns, "
+        "WITH stored AS (SELECT block_hash, min(at_ns) AS first_ns FROM block "
+        f"WHERE {case.sql_scope(case.suspect_window)} AND change = 'stored' GROUP BY ALL HAVING count(*) > 1), "
+        "missed AS (SELECT request_id, arrival_ns, "
         f"unnest(prompt_blocks[cached_tokens // {size} + 1:]) AS block_hash "
-        f"FROM request WHERE vantage = '{vantage}' AND {where}), "
-        "life AS (SELECT block_hash, at_ns, max(change) AS change FROM block "
-        f"WHERE {case.sql_scope(case.suspect_window)} AND change IN ('stored', 'evicted') GROUP BY ALL) "
-        f"SELECT coalesce(l.change, 'never stored') AS last_change, count(*) AS blocks, count(*) * {size} AS tokens "
-        "FROM missed m ASOF LEFT JOIN life l ON m.block_hash = l.block_hash AND m.at_ns > l.at_ns GROUP BY ALL"
+        f"FROM request WHERE vantage = '{vantage}' AND {where} AND coalesce(labels['phase'], '') <> 'warmup') "
+        f"SELECT count(*) * {size} AS tokens, count(*) AS blocks, count(DISTINCT request_id) AS requests "
+        "FROM missed m JOIN stored s ON m.block_hash = s.block_hash AND m.arrival_ns > s.first_ns"
     )

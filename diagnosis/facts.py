@@ -128,26 +128,26 @@ class MarkFact:
 class LineageFacts:
     """What became of the prompt blocks that the window's requests missed, joined to the life of those blocks.
 
-    evicted_tokens, new_tokens   [n] of the missed full blocks: stored before and lost, and never stored
-    Totals over the window: `evicted_blocks`, `idle_s` (p50 of last use to eviction), `back_after_s` (p50 of eviction to miss).
+    evicted_tokens, new_tokens, cleared_tokens   [n] of the missed full blocks: stored before and lost to eviction (or behind an
+    evicted parent), never stored, and lost to a reset of the cache. `back_after_s`: median time from eviction to miss of the
+    blocks missed most often, which `worst` lists.
     """
 
     evicted_tokens: F64
     new_tokens: F64
     cleared_tokens: F64
     evicted_blocks: int
-    distinct_blocks: int
     back_after_s: float | None
     worst: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTotals:
-    """Block life in the window from events: counts of changes, and how many stored blocks had been stored and evicted before."""
+    """Block life in the window from events. `restored`: stored after an eviction in the same window; None where lineage tells more."""
 
     stored: int
     evicted: int
-    restored: int
+    restored: int | None
     cleared: int
 
 

@@ -7,6 +7,7 @@ do not (each array of instants in `RequestFacts` belongs to one vantage). Warm-u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import (
+    F64,
+    Bool,
     BlockTotals,
     Facts,
     LineageFacts,
@@ -23,8 +26,9 @@ from diagnosis.facts import (
     WorkerFacts,
 )
 from diagnosis.load_requests import COLUMNS, estimate_computed, floats, is_warmup, join_vantages, seconds_since
+from diagnosis.spent import COLD_PERIOD_S
 from engine_probe.errors import BadWindow
-from store import lineage as lineage_queries
+from store import lineage as queries
 from store.interface import Store, Window
 
 STEP_NUMBERS = [
@@ -45,7 +49,7 @@ STEP_NUMBERS = [
 
 def vantages(store: Store, window: Window) -> frozenset[str]:
     """Vantages that have requests in the window."""
-    condition, params = lineage_queries.window_sql(window, "arrival_ns")
+    condition, params = queries.window_sql(window, "arrival_ns")
     table = store.query(f"SELECT DISTINCT vantage FROM request WHERE {condition}", params)
     return frozenset(table.column(0).to_pylist())
 
@@ -85,6 +89,8 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     blocks = _blocks(store, bounds)
     # without the life of blocks a miss can be joined to nothing
     facts_lineage = None if blocks is None else _lineage(store, window, vantage, requests, workers)
+    if blocks is not None and facts_lineage is None:
+        blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     requests = estimate_computed(requests, samples, workers)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
     return Facts(
@@ -142,10 +148,10 @@ def _workers(store: Store, window: Window) -> list[WorkerFacts]:
 
 def _samples(store: Store, window: Window) -> Mapping[str, float]:
     out: dict[str, float] = {}
-    for row in lineage_queries.counter_increases(store, window).to_pylist():
+    for row in queries.counter_increases(store, window).to_pylist():
         if row["increase"] is not None:
             out[row["name"]] = float(row["increase"])
-    for row in lineage_queries.gauge_summary(store, window).to_pylist():
+    for row in queries.gauge_summary(store, window).to_pylist():
         name = row["name"] if row["reason"] is None else f"{row['name']}_{row['reason']}"
         for key in ("mean", "max", "min"):
             if row[key] is not None:
@@ -171,43 +177,62 @@ def _clock_error(marks: Sequence[MarkFact]) -> float | None:
 def _lineage(
     store: Store, window: Window, vantage: str, requests: RequestFacts, workers: Sequence[WorkerFacts]
 ) -> LineageFacts | None:
+    """Missed full blocks by what had become of them; None where prompts do not name their blocks or the block size is unknown."""
     sizes = {w.block_size for w in workers if w.block_size}
-    if len(sizes) != 1:
+    if len(sizes) != 1 or not _names_blocks(store, window, vantage):
         return None
     size = sizes.pop()
-    by_worker = lineage_queries.knows_workers(store, window, vantage)
-    table = lineage_queries.lineage(store, window, vantage, size, by_worker)
-    if table.num_rows == 0:
-        condition, params = lineage_queries.window_sql(window, "arrival_ns")
-        known = store.query(
-            f"SELECT count(*) FROM request WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL",
-            [*params, vantage],
+    by_worker = queries.knows_workers(store, window, vantage)
+    table = queries.lost_blocks(store, window, vantage, size, by_worker)
+    lost = np.zeros(len(requests))
+    if table.num_rows:
+        position = pc.index_in(
+            pa.array(requests.request_id, pa.string()), value_set=table["request_id"].combine_chunks()
         )
-        if known.column(0)[0].as_py() == 0:
-            return None
-    position = {rid: i for i, rid in enumerate(requests.request_id)}
-    evicted, new, cleared = (np.zeros(len(requests)) for _ in range(3))
-    back: list[float] = []
-    blocks = 0
-    for row in table.to_pylist():
-        at = position.get(row["request_id"])
-        if at is None:
-            continue
-        # a block that is still resident but lies behind a lost parent was lost with it
-        lost = row["evicted"] + (row["resident"] if row["evicted"] else 0)
-        evicted[at], new[at], cleared[at] = lost * size, row["new"] * size, row["cleared"] * size
-        blocks += lost
-        if row["back_after_s"] is not None:
-            back.append(row["back_after_s"])
-    worst = lineage_queries.worst_blocks(store, window, vantage, size, by_worker).to_pylist() if blocks else []
-    return LineageFacts(evicted, new, cleared, blocks, len(worst), float(np.median(back)) if back else None, worst)
+        found = np.asarray(pc.is_valid(position))
+        lost[found] = np.asarray(table["lost"])[np.asarray(position.drop_null())] * size
+    full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
+    missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
+    cleared = _lost_by_reset(store, window, requests, lost)
+    details = queries.eviction_details(store, window, vantage, size, by_worker).to_pylist() if lost.any() else []
+    back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
+    evicted = lost - cleared
+    return LineageFacts(
+        evicted_tokens=evicted,
+        new_tokens=np.clip(missed - lost, 0.0, None),
+        cleared_tokens=cleared,
+        evicted_blocks=int(evicted.sum() / size),
+        back_after_s=float(np.median(back)) if back else None,
+        worst=details,
+    )
+
+
+def _names_blocks(store: Store, window: Window, vantage: str) -> bool:
+    condition, params = queries.window_sql(window, "arrival_ns")
+    known = store.query(
+        f"SELECT 1 FROM request WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL LIMIT 1",
+        [*params, vantage],
+    )
+    return bool(known.num_rows)
+
+
+def _lost_by_reset(store: Store, window: Window, requests: RequestFacts, lost: F64) -> F64:
+    """Lost tokens of requests that came within the cold period of a cache reset: the reset took them, not an eviction."""
+    out = np.zeros(len(requests))
+    for row in queries.cache_resets(store, window).to_pylist():
+        since = requests.arrival_s - (row["at_ns"] - requests.origin_ns) / 1e9
+        near: Bool = (since >= 0) & (since <= COLD_PERIOD_S)
+        if row["worker"] in requests.worker_names:
+            near &= requests.worker == list(requests.worker_names).index(row["worker"])
+        out[near] = lost[near]
+    return out
 
 
 def _blocks(store: Store, window: Window) -> BlockTotals | None:
-    row = lineage_queries.block_totals(store, window).to_pylist()[0]
+    row = queries.block_totals(store, window).to_pylist()[0]
     if not any(row.values()):
         return None
-    return BlockTotals(row["stored"], row["evicted"], row["restored"], row["cleared"])
+    return BlockTotals(row["stored"], row["evicted"], None, row["cleared"])
 
 
 def _visible(

@@ -33,56 +33,34 @@ def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list
     return " AND ".join(parts), params
 
 
-def missed_blocks_sql(window: Window, vantage: str, block_size: int, by_worker: bool) -> tuple[str, list[Any]]:
-    """The statement behind `lineage`: a row a missed full prompt block, with the last change of that block before the miss.
+def lost_blocks_sql(window: Window, vantage: str, block_size: int, by_worker: bool) -> tuple[str, list[Any]]:
+    """A row a prompt block that was missed although it had been stored before: it was lost and had to be computed again.
 
-    `life`: evicted | cleared | resident (still there, but unreachable behind a lost parent) | new (never stored before).
-    `by_worker`: a block counts only on the worker that served the request (needs rows that know their worker).
+    A lost block that was asked for again is stored twice, so only blocks stored at least twice can be lost; that keeps the
+    join small. `by_worker`: a block counts only on the worker that served the request (needs rows that know their worker).
     Blocks are looked up from the run's (or the live store's) whole past, not only from inside the window.
     """
-    in_window, params = window_sql(window, "arrival_ns", "r.")
-    scope = "run_id IS NULL" if window.run_id is None else "run_id = ?"
-    scope_params: list[Any] = [] if window.run_id is None else [window.run_id]
-    ended = "" if window.end_ns is None else " AND at_ns < ?"
-    ended_params: list[Any] = [] if window.end_ns is None else [window.end_ns]
-    # joined on plain columns: an expression over both sides would turn the hash join into a nested loop
-    same_block = " AND m.worker = l.worker" if by_worker else ""
-    same_clear = "c.worker = k.worker" if by_worker else "c.one = k.one"
+    in_window, params = window_sql(window, "arrival_ns")
+    scope, scope_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
     worker = "coalesce(worker, '')" if by_worker else "''"
     sql = f"""
-WITH asked AS (
-    SELECT r.request_id, coalesce(r.worker, '') AS worker, r.arrival_ns AS at_ns, r.prompt_blocks, r.cached_tokens // {block_size} AS num_hit
-    FROM request r
-    WHERE {in_window} AND r.vantage = ? AND r.prompt_blocks IS NOT NULL AND r.cached_tokens IS NOT NULL
+WITH twice AS (
+    SELECT {worker} AS worker, block_hash, min(at_ns) AS first_ns
+    FROM block WHERE {scope} AND change = 'stored' AND {ON_DEVICE}
+    GROUP BY ALL HAVING count(*) > 1
 ), missed AS (
-    SELECT request_id, worker, at_ns, unnest(prompt_blocks[num_hit + 1:]) AS block_hash,
-           generate_subscripts(prompt_blocks[num_hit + 1:], 1) + num_hit AS position
-    FROM asked
-), life AS (
-    -- one batch of events has one instant: a block that was evicted and stored again in it is there afterwards
-    SELECT {worker} AS worker, block_hash, at_ns, max(change) AS change, max(idle_s) AS idle_s, max(age_s) AS age_s
-    FROM block
-    WHERE {scope}{ended} AND change IN ('stored', 'evicted', 'removed') AND coalesce(tier, 'device') = 'device'
-      AND block_hash IN (SELECT block_hash FROM missed)
-    GROUP BY ALL
-), cleared AS (
-    SELECT {worker} AS worker, at_ns, 1 AS one FROM block WHERE {scope}{ended} AND change = 'cleared'
-), last_change AS (
-    SELECT m.request_id, m.worker, m.at_ns, m.block_hash, m.position, l.change, l.at_ns AS changed_ns, l.idle_s, l.age_s,
-           1 AS one
-    FROM missed m ASOF LEFT JOIN life l
-      ON m.block_hash = l.block_hash{same_block} AND m.at_ns > l.at_ns
+    SELECT request_id, {worker} AS worker, arrival_ns AS at_ns,
+           unnest(prompt_blocks[cached_tokens // {block_size} + 1:]) AS block_hash
+    FROM request
+    WHERE {in_window} AND vantage = ? AND prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL
 )
-SELECT c.request_id, c.block_hash, c.position, c.at_ns, c.changed_ns, c.idle_s, c.age_s,
-       CASE WHEN c.change IS NULL THEN 'new'
-            WHEN c.change IN ('evicted', 'removed') THEN 'evicted'
-            WHEN k.at_ns IS NOT NULL AND k.at_ns > c.changed_ns THEN 'cleared'
-            ELSE 'resident' END AS life
-FROM last_change c ASOF LEFT JOIN cleared k
-  ON {same_clear} AND c.at_ns > k.at_ns
+SELECT m.request_id, m.worker, m.at_ns, m.block_hash
+FROM missed m JOIN twice t ON m.block_hash = t.block_hash AND m.worker = t.worker AND m.at_ns > t.first_ns
 """
-    all_params = [*params, vantage, *scope_params, *ended_params, *scope_params, *ended_params]
-    return sql, all_params
+    return sql, [*scope_params, *params, vantage]
+
+
+ON_DEVICE = "coalesce(tier, 'device') = 'device'"
 
 
 def knows_workers(store: Store, window: Window, vantage: str) -> bool:
@@ -94,52 +72,77 @@ def knows_workers(store: Store, window: Window, vantage: str) -> bool:
     return bool(told.column(0)[0].as_py())
 
 
-def lineage(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool) -> pa.Table:
-    """Missed blocks by request: request_id, evicted, resident, cleared, new (blocks), back_after_s (median eviction to miss)."""
-    inner, params = missed_blocks_sql(window, vantage, block_size, by_worker)
-    return store.query(
-        f"""
-SELECT request_id,
-       count(*) FILTER (life = 'evicted') AS evicted,
-       count(*) FILTER (life = 'resident') AS resident,
-       count(*) FILTER (life = 'cleared') AS cleared,
-       count(*) FILTER (life = 'new') AS new,
-       median((at_ns - changed_ns) / 1e9) FILTER (life = 'evicted') AS back_after_s
-FROM ({inner}) GROUP BY request_id""",
-        params,
-    )
+def lost_blocks(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool) -> pa.Table:
+    """Requests that computed lost blocks again: request_id, lost (blocks), last_clear_ns of their worker (or null)."""
+    inner, params = lost_blocks_sql(window, vantage, block_size, by_worker)
+    return store.query(f"SELECT request_id, count(*) AS lost FROM ({inner}) GROUP BY request_id", params)
 
 
-def worst_blocks(
+def eviction_details(
     store: Store, window: Window, vantage: str, block_size: int, by_worker: bool, limit: int = 10
 ) -> pa.Table:
-    """Blocks that were evicted and asked for again most often: block_hash, position, times, requests (up to 5), back_after_s."""
-    inner, params = missed_blocks_sql(window, vantage, block_size, by_worker)
+    """Lost blocks missed most often: block_hash, times, request_ids (up to 5), back_after_s (median eviction to miss), cleared.
+
+    `cleared` counts the misses whose block was last touched by a reset of the cache, not by an eviction.
+    """
+    inner, params = lost_blocks_sql(window, vantage, block_size, by_worker)
+    scope, scope_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    worker = "coalesce(worker, '')" if by_worker else "''"
     return store.query(
         f"""
-SELECT block_hash, min(position) AS position, count(*) AS times, list(request_id ORDER BY at_ns, request_id)[1:5] AS request_ids,
-       median((at_ns - changed_ns) / 1e9) AS back_after_s
-FROM ({inner}) WHERE life = 'evicted' GROUP BY block_hash ORDER BY times DESC, block_hash LIMIT {limit}""",
-        params,
+WITH lost AS ({inner}), worst AS (
+    SELECT block_hash, worker, count(*) AS times, list(request_id ORDER BY at_ns, request_id)[1:5] AS request_ids
+    FROM lost GROUP BY ALL ORDER BY times DESC, block_hash LIMIT {limit}
+), gone AS (
+    SELECT {worker} AS worker, block_hash, at_ns FROM block
+    WHERE {scope} AND change IN ('evicted', 'removed') AND {ON_DEVICE}
+      AND block_hash IN (SELECT block_hash FROM worst)
+), joined AS (
+    SELECT l.block_hash, l.worker, (l.at_ns - g.at_ns) / 1e9 AS back_after_s
+    FROM (SELECT l.* FROM lost l SEMI JOIN worst w ON l.block_hash = w.block_hash AND l.worker = w.worker) l
+    ASOF LEFT JOIN gone g ON l.block_hash = g.block_hash AND l.worker = g.worker AND l.at_ns > g.at_ns
+)
+SELECT w.block_hash, w.times, w.request_ids, median(j.back_after_s) AS back_after_s
+FROM worst w LEFT JOIN joined j ON w.block_hash = j.block_hash AND w.worker = j.worker
+GROUP BY ALL ORDER BY w.times DESC, w.block_hash""",
+        [*params, *scope_params],
     )
+
+
+def cache_resets(store: Store, window: Window) -> pa.Table:
+    """Resets of a cache up to the end of the window: worker, at_ns."""
+    scope, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    return store.query(f"SELECT worker, at_ns FROM block WHERE {scope} AND change = 'cleared' ORDER BY at_ns", params)
 
 
 def block_totals(store: Store, window: Window) -> pa.Table:
-    """One row: stored, evicted, cleared, and `restored` (stored again after an eviction of the same block)."""
+    """One row: blocks stored, evicted, and caches cleared in the window."""
     condition, params = window_sql(window, "at_ns")
     return store.query(
         f"""
-WITH life AS (
-    SELECT change, at_ns, lag(change) OVER (PARTITION BY worker, block_hash ORDER BY at_ns, change) AS before
-    FROM block WHERE {condition} AND coalesce(tier, 'device') = 'device' AND change IN ('stored', 'evicted', 'removed', 'cleared')
-)
 SELECT count(*) FILTER (change = 'stored') AS stored,
        count(*) FILTER (change IN ('evicted', 'removed')) AS evicted,
-       count(*) FILTER (change = 'cleared') AS cleared,
-       count(*) FILTER (change = 'stored' AND before IN ('evicted', 'removed')) AS restored
-FROM life""",
+       count(*) FILTER (change = 'cleared') AS cleared
+FROM block WHERE {condition} AND {ON_DEVICE}""",
         params,
     )
+
+
+def restored_blocks(store: Store, window: Window) -> int:
+    """Blocks of the window that were stored after an eviction of the same block in the same window."""
+    condition, params = window_sql(window, "at_ns")
+    table = store.query(
+        f"""
+WITH gone AS (
+    SELECT worker, block_hash, min(at_ns) AS at_ns
+    FROM block WHERE {condition} AND change IN ('evicted', 'removed') AND {ON_DEVICE} GROUP BY ALL
+)
+SELECT count(*) FROM block b JOIN gone g
+  ON b.block_hash = g.block_hash AND b.worker IS NOT DISTINCT FROM g.worker AND b.at_ns > g.at_ns
+WHERE {window_sql(window, "at_ns", "b.")[0]} AND b.change = 'stored' AND coalesce(b.tier, 'device') = 'device'""",
+        [*params, *params],
+    )
+    return int(table.column(0)[0].as_py())
 
 
 def counter_increases(store: Store, window: Window) -> pa.Table:

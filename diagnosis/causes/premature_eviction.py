@@ -60,7 +60,7 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
         for worst in list(lineage.worst)[:1]:
             evidence.append(
                 Evidence(
-                    f"the block missed most often after its eviction (position {worst['position']} of its prompts) was missed {worst['times']} times",
+                    f"the block missed most often after its eviction was missed {worst['times']} times",
                     float(worst["times"]),
                     "misses",
                     f"SELECT at_ns, change, age_s FROM block WHERE block_hash = {worst['block_hash']} AND {where} ORDER BY at_ns",
@@ -69,7 +69,7 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
             )
     elif totals is not None:
         strength = 0.8
-        if totals.restored == 0:
+        if not totals.restored:
             return Excluded(f"none of the {number(totals.evicted)} evicted blocks was stored again in the window")
         evidence.append(
             Evidence(

@@ -57,8 +57,10 @@ def test_squeezed_against_ample_names_capacity_with_block_lineage(store: Store) 
     assert "premature_eviction" in names(verdict)
     lineage = next(c for c in verdict.causes if c.cause == "premature_eviction").evidence[0]
     assert lineage["unit"] == "tokens"
-    # counted apart, with a plain loop over client rows and BlockStored events: about 200,000 tokens
-    assert 190_000 < lineage["value"] < 212_000
+    # counted apart, by a plain loop over the raw messages: full blocks that a request missed although a BlockStored before
+    # its arrival held them
+    assert lineage["value"] == 214_720
+    assert store.query(lineage["sql"]).column("tokens").to_pylist() == [214_720]
     assert lineage["request_ids"]
     assert verdict.causes[0].share_p99 > 0.7
     assert {"load_step", "prefix_caching_off"} <= {row["cause"] for row in verdict.excluded}

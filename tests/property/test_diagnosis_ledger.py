@@ -35,7 +35,7 @@ def windows(draw: st.DrawFn) -> tuple[object, Context]:
         output_tokens=column(st.integers(2, 500)),
         frontend_s=column(seconds),
     )
-    lineage = LineageFacts(np.array(column(tokens), dtype=float), np.zeros(n), np.zeros(n), n, n, None, ())
+    lineage = LineageFacts(np.array(column(tokens), dtype=float), np.zeros(n), np.zeros(n), n, None, ())
     known = facts(
         requests,
         workers=[

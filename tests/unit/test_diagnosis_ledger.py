@@ -98,7 +98,7 @@ def test_a_wait_that_was_not_observed_is_not_guessed() -> None:
 def test_evicted_tokens_become_seconds_by_the_measured_rate() -> None:
     """300 of 400 computed tokens had been evicted; at 0.2 ms a token that is 60 ms of a 100 ms prefill."""
     requests = request_facts([0.0], queue=[0.0], prefill=[0.1], prompt_tokens=[400], computed_tokens=[400])
-    lineage = LineageFacts(np.array([300.0]), np.array([100.0]), np.array([0.0]), 18, 18, 1.0, ())
+    lineage = LineageFacts(np.array([300.0]), np.array([100.0]), np.array([0.0]), 18, 1.0, ())
     known = facts(requests, lineage=lineage, blocks=BlockTotals(25, 18, 18, 0))
     ledger = write(known, "ttft", context(model=work_model(prefill_s_per_token=0.0002)))
     assert row(ledger, "premature_eviction") == [0.06]
@@ -110,7 +110,7 @@ def test_waiting_behind_a_prefill_of_evicted_blocks_is_passed_on_to_eviction() -
     requests = request_facts(
         [0.0, 0.02], queue=[0.0, 0.08], prefill=[0.1, 0.05], prompt_tokens=[100, 0], computed_tokens=[100, 0]
     )
-    lineage = LineageFacts(np.array([100.0, 0.0]), np.zeros(2), np.zeros(2), 6, 6, 1.0, ())
+    lineage = LineageFacts(np.array([100.0, 0.0]), np.zeros(2), np.zeros(2), 6, 1.0, ())
     known = facts(requests, lineage=lineage, blocks=BlockTotals(6, 6, 6, 0))
     ledger = write(known, "ttft", context(model=work_model(prefill_s_per_token=0.001)))
     assert row(ledger, "premature_eviction") == [0.1, 0.08]
