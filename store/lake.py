@@ -32,6 +32,8 @@ from store.statements import create_statement, instant_column, render, select_ro
 from store.tables import TABLES
 
 ALIAS: Final = "lake"
+PATIENCE: Final = r"connect_timeout=10 options=-c\ lock_timeout=10s\ -c\ statement_timeout=120s"
+"""A catalog that hangs must not hang its collectors: a commit that waits so long for a lock is undone and tried again."""
 _URL = re.compile(r"ducklake:postgres:(?P<dsn>[^?]*)(?:\?data_path=(?P<data_path>.*))?", re.DOTALL)
 
 
@@ -259,7 +261,8 @@ def _attach(location: LakeUrl, inline_rows: int) -> duckdb.DuckDBPyConnection:
     if location.data_path is not None:
         Path(location.data_path).mkdir(parents=True, exist_ok=True)
         options.append(f"DATA_PATH {_text(location.data_path)}")
-    connection.execute(f"ATTACH {_text('ducklake:postgres:' + location.dsn)} AS {ALIAS} ({', '.join(options)})")
+    dsn = f"{location.dsn} {PATIENCE}" if "options=" not in location.dsn else location.dsn
+    connection.execute(f"ATTACH {_text('ducklake:postgres:' + dsn)} AS {ALIAS} ({', '.join(options)})")
     connection.execute(f"USE {ALIAS}")
     return connection
 
