@@ -21,6 +21,7 @@ from collector.api import ROUTERS
 from collector.guard import Guard, is_loopback
 from collector.services import open_services, services_in
 from collector.settings import ServerSettings, Settings
+from collector.small_bodies import SmallBodies
 from engine_probe.errors import UsageError
 from store.interface import Store
 
@@ -59,6 +60,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    app.add_middleware(SmallBodies, idle_s=settings.server.body_idle_timeout_s, total_s=settings.server.body_timeout_s)
     app.add_middleware(
         Guard,
         token=token,

@@ -133,6 +133,11 @@ class Ingest:
         except KvscopeError as error:
             self.meters.rejected(error, error.facts.pop("_rows", None))
             raise
+        except asyncio.CancelledError:
+            # The drain's time is over: better an answer that lets the sender keep its batch than a broken connection.
+            raise NotReady(
+                "the collector stopped before the batch was committed; send it again", retry_after_s=1
+            ) from None
         finally:
             self.num_requests -= 1
 

@@ -225,11 +225,9 @@ async def post_events(request: Request) -> Response:
     response_class=Response,
     responses={
         200: {
+            "model": TracesAccepted,
             "description": "committed; spans that cannot be rows are told in partialSuccess",
-            "content": {
-                PROTOBUF: {"schema": {"type": "string", "format": "binary"}},
-                JSON_CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/TracesAccepted"}},
-            },
+            "content": {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}},
         },
         **problems.responses(*_ERRORS),
     },

@@ -13,7 +13,15 @@ from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, json_only, limit_of, window_of
 from collector.identity import Sender
 from collector.services import Services, services_of
-from engine_probe.errors import BadRequest, DiskFull, InvalidRows, TooLarge, TooManyBatches, UnknownFormat
+from engine_probe.errors import (
+    BadRequest,
+    BodyTimeout,
+    DiskFull,
+    InvalidRows,
+    TooLarge,
+    TooManyBatches,
+    UnknownFormat,
+)
 from engine_probe.schema import table_from_rows
 from engine_probe.validate import validate
 from store.lineage import window_sql
@@ -92,7 +100,9 @@ async def get_marks(
     dependencies=[Depends(json_only)],
     responses={
         201: {"model": Mark, "description": "the mark is on disk"},
-        **problems.responses(*READ_ERRORS, BadRequest, InvalidRows, TooLarge, TooManyBatches, UnknownFormat, DiskFull),
+        **problems.responses(
+            *READ_ERRORS, BadRequest, InvalidRows, BodyTimeout, TooLarge, TooManyBatches, UnknownFormat, DiskFull
+        ),
     },
 )
 async def post_mark(request: Request, mark: NewMark) -> Response:

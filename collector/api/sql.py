@@ -17,7 +17,7 @@ from starlette.responses import Response
 from collector import problems
 from collector.api.common import READ_ERRORS, json_only
 from collector.services import Services, services_of
-from engine_probe.errors import BadRequest, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
+from engine_probe.errors import BadRequest, BodyTimeout, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
@@ -59,7 +59,9 @@ class SqlAnswer(BaseModel):
     dependencies=[Depends(json_only)],
     responses={
         200: {"model": SqlAnswer, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}},
-        **problems.responses(*READ_ERRORS, BadRequest, QueryRefused, QueryKilled, TooLarge, UnknownFormat, StoreError),
+        **problems.responses(
+            *READ_ERRORS, BadRequest, QueryRefused, QueryKilled, BodyTimeout, TooLarge, UnknownFormat, StoreError
+        ),
     },
 )
 async def post_sql(request: Request, question: SqlQuestion) -> Response:

@@ -22,7 +22,7 @@ TOKEN = "correct-horse-battery-staple"
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "token").write_text(f"{TOKEN}\nsecond line\n")
-    server = {"token_file": str(folder / "token"), "header_timeout_s": 0.3}
+    server = {"token_file": str(folder / "token"), "header_timeout_s": 0.3, "body_idle_timeout_s": 0.3}
     with running(folder / "kvscope.duckdb", server=server) as made:
         yield made
 
@@ -127,6 +127,17 @@ def test_connections_beyond_the_limit_are_503(tmp_path: Path) -> None:
     ):
         time.sleep(0.1)
         assert httpx.get(f"{collector.url}/healthz", trust_env=False).status_code == 503
+
+
+def test_bodies_of_questions_are_bounded_too(guarded: Collector) -> None:
+    """SQL and marks: too large is 413, stopped in the middle 408, before the framework sees them."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    large = guarded.client.post("/api/v1/sql", headers=headers, json={"sql": "x" * 1_100_000})
+    assert (large.status_code, large.json()["type"]) == (413, "urn:kvscope:error:too-large")
+    head = f"POST /api/v1/marks HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 50\r\n\r\n{{"
+    with socket.create_connection(guarded.address, timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 def test_page_allows_nothing_from_elsewhere(tmp_path: Path) -> None:
