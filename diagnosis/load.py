@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from diagnosis.facts import (
     F64,
-    Bool,
     BlockTotals,
+    Bool,
     Facts,
     LineageFacts,
     MarkFact,
@@ -183,7 +183,7 @@ def _lineage(
         return None
     size = sizes.pop()
     by_worker = queries.knows_workers(store, window, vantage)
-    table = queries.lost_blocks(store, window, vantage, size, by_worker)
+    table, misses = queries.lost_blocks(store, window, vantage, size, by_worker)
     lost = np.zeros(len(requests))
     if table.num_rows:
         position = pc.index_in(
@@ -194,7 +194,7 @@ def _lineage(
     full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
     missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
     cleared = _lost_by_reset(store, window, requests, lost)
-    details = queries.eviction_details(store, window, vantage, size, by_worker).to_pylist() if lost.any() else []
+    details = worst_blocks(misses, store, window, by_worker)
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
     return LineageFacts(
@@ -205,6 +205,36 @@ def _lineage(
         back_after_s=float(np.median(back)) if back else None,
         worst=details,
     )
+
+
+def worst_blocks(misses: pa.Table, store: Store, window: Window, by_worker: bool) -> list[dict[str, Any]]:
+    """Blocks lost most often: block_hash, times, request_ids (the first five), back_after_s (median eviction to miss, or None)."""
+    if misses.num_rows == 0:
+        return []
+    misses = misses.sort_by([("at_ns", "ascending"), ("request_id", "ascending")])
+    at, block = np.asarray(misses["at_ns"]), np.asarray(misses["block_hash"])
+    worker = np.asarray(misses["worker"].combine_chunks().dictionary_encode().indices)
+    names = misses["worker"].combine_chunks().dictionary_encode().dictionary.to_pylist()
+    gone = queries.evictions_of(store, window, sorted({int(h) for h in np.unique(block)}))
+    gone_at, gone_block = np.asarray(gone["at_ns"]), np.asarray(gone["block_hash"])
+    gone_worker = np.array(gone["worker"].to_pylist(), dtype=object)
+    out = []
+    for code, name in enumerate(names):
+        for value in np.unique(block[worker == code]):
+            mine = np.flatnonzero((worker == code) & (block == value))
+            theirs = (gone_block == value) & (gone_worker == name if by_worker else True)
+            evicted = np.sort(gone_at[theirs])
+            before = np.searchsorted(evicted, at[mine], "left") - 1
+            back = (at[mine][before >= 0] - evicted[before[before >= 0]]) / 1e9
+            out.append(
+                {
+                    "block_hash": int(value),
+                    "times": len(mine),
+                    "request_ids": misses["request_id"].take(pa.array(mine[:5])).to_pylist(),
+                    "back_after_s": float(np.median(back)) if len(back) else None,
+                }
+            )
+    return sorted(out, key=lambda row: (-row["times"], row["block_hash"]))
 
 
 def _names_blocks(store: Store, window: Window, vantage: str) -> bool:

@@ -133,6 +133,8 @@ def _support(
         [draws[:, [owner.get(name) == cause.name for name in names]].sum(axis=1) * sign for cause in ranked], axis=1
     )
     total = draws.sum(axis=1) * sign
+    if not judged.by_mean:
+        total = total + attribution.draws_dependence * sign
     material = (owned >= MATERIAL * total[:, None]) & (owned > 0)
     first = (owned.argmax(axis=1) == 0) & material[:, 0]
     return [float(first.mean()), *(float(m) for m in material[:, 1:].mean(axis=0))]

@@ -56,13 +56,15 @@ def _windows(verdict: Mapping[str, Any]) -> str:
 
 def _attribution(verdict: Mapping[str, Any]) -> str:
     name, asked = quantile_name(verdict["quantile"]), quantile_name(verdict["requested_quantile"])
+    by_mean = verdict["delta"]["judged_s"]["interval_95"] is None
+    which = "mean_interval_95" if by_mean else "interval_95"
     rows = [
         [
             f"`{r['cause']}`",
             r["text"],
             signed(r["mean_s"]),
             signed(r["judged_s"]),
-            interval(r["interval_95"]),
+            interval(r[which]),
             signed(r["p99_s"]),
             signed(r["es_s"]),
         ]
@@ -75,12 +77,23 @@ def _attribution(verdict: Mapping[str, Any]) -> str:
             "",
             signed(d["mean_s"]["value"]),
             signed(d["judged_s"]["value"]),
-            interval(d["judged_s"]["interval_95"]),
+            interval(d["mean_s" if by_mean else "judged_s"]["interval_95"]),
             signed(d["p99_s"]["value"]),
             "",
         ]
     )
-    return _table(["row", "what it is", "mean", name, "95 % interval", asked, f"shortfall beyond {asked}"], rows)
+    return _table(
+        [
+            "row",
+            "what it is",
+            "mean",
+            name,
+            f"95 % of {'the mean' if by_mean else name}",
+            asked,
+            f"shortfall beyond {asked}",
+        ],
+        rows,
+    )
 
 
 def _composition(verdict: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ def attribution_rows(
                 other.es_s if other else 0.0,
                 row.quantile_s,
                 row.interval_95,
+                row.mean_interval_95,
             )
         )
     listed = {row.name for row in attribution.rows} | {attribution.dependence.name}

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diagnosis.wording import metric_name, percent, quantile_name, seconds, signed
+from diagnosis.wording import interval, metric_name, percent, quantile_name, seconds, signed
 
 WIDTH = 100
 STATUS = {
@@ -56,26 +56,21 @@ def _attribution(verdict: Mapping[str, Any]) -> str:
     name = quantile_name(verdict["quantile"])
     asked = quantile_name(verdict["requested_quantile"])
     title = f"Where the change of {metric_name(verdict['metric'])} comes from (rows sum to the change)"
-    columns = (
-        ["mean", name, "95 % interval"] if name == asked else ["mean", name, f"{asked} (no interval)", "95 % interval"]
-    )
+    by_mean = verdict["delta"]["judged_s"]["interval_95"] is None
+    which = "mean_interval_95" if by_mean else "interval_95"
+    heading = "95 % of the mean" if by_mean else f"95 % of {name}"
+    columns = ["mean", name, heading] if name == asked else ["mean", name, asked, heading]
     rows = []
     for row in verdict["attribution"]:
         cells = [signed(row["mean_s"]), signed(row["judged_s"])]
         if name != asked:
             cells.append(signed(row["p99_s"]))
-        bounds = row["interval_95"]
-        rows.append(
-            [row["cause"], *cells, f"{signed(bounds[0])} to {signed(bounds[1])}" if bounds else "-", row["text"]]
-        )
+        rows.append([row["cause"], *cells, interval(row[which]), row["text"]])
     delta = verdict["delta"]
     total = ["change", signed(delta["mean_s"]["value"]), signed(delta["judged_s"]["value"])]
     if name != asked:
         total.append(signed(delta["p99_s"]["value"]))
-    bounds = delta["judged_s"]["interval_95"]
-    rows.append(
-        [*total, f"{signed(bounds[0])} to {signed(bounds[1])}" if bounds and bounds[1] is not None else "-", ""]
-    )
+    rows.append([*total, interval(delta["mean_s" if by_mean else "judged_s"]["interval_95"]), ""])
     return title + "\n" + table(["", *columns, ""], rows, total=True)
 
 

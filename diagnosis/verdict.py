@@ -31,7 +31,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One row of a table: seconds of the mean, of P99, of expected shortfall; `judged_s` at the judged quantile."""
+    """One row of a table: seconds of the mean, of P99, of expected shortfall; `judged_s` at the judged quantile.
+
+    interval_95 is that of judged_s, mean_interval_95 that of mean_s; None where the windows carry none.
+    """
 
     cause: str
     text: str
@@ -40,6 +43,7 @@ class LedgerRow:
     es_s: float
     judged_s: float
     interval_95: tuple[float, float] | None = None
+    mean_interval_95: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,13 @@ def signed(value: float | None) -> str:
     return ("+" if value > 0 else "") + seconds(value)
 
 
-def interval(bounds: Sequence[float] | None) -> str:
-    """'+12 ms to +30 ms', or a dash where no interval is given."""
-    return f"{signed(bounds[0])} to {signed(bounds[1])}" if bounds else "-"
+def interval(bounds: Sequence[float | None] | None) -> str:
+    """'+12 ms to +30 ms', 'at least +12 ms' for a one-sided bound, or a dash where no interval is given."""
+    if not bounds:
+        return "-"
+    if bounds[1] is None or math.isinf(bounds[1]):
+        return f"at least {signed(bounds[0])}"
+    return f"{signed(bounds[0])} to {signed(bounds[1])}"
 
 
 def percent(value: float | None) -> str:

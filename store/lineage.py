@@ -7,12 +7,13 @@ aggregation adds them in any order and a verdict must not depend on it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from store.interface import Store, Window
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list[Any]]:
@@ -72,40 +73,35 @@ def knows_workers(store: Store, window: Window, vantage: str) -> bool:
     return bool(told.column(0)[0].as_py())
 
 
-def lost_blocks(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool) -> pa.Table:
-    """Requests that computed lost blocks again: request_id, lost (blocks), last_clear_ns of their worker (or null)."""
-    inner, params = lost_blocks_sql(window, vantage, block_size, by_worker)
-    return store.query(f"SELECT request_id, count(*) AS lost FROM ({inner}) GROUP BY request_id", params)
-
-
-def eviction_details(
+def lost_blocks(
     store: Store, window: Window, vantage: str, block_size: int, by_worker: bool, limit: int = 10
-) -> pa.Table:
-    """Lost blocks missed most often: block_hash, times, request_ids (up to 5), back_after_s (median eviction to miss), cleared.
-
-    `cleared` counts the misses whose block was last touched by a reset of the cache, not by an eviction.
-    """
+) -> tuple[pa.Table, pa.Table]:
+    """(by request: request_id, lost blocks; misses of the `limit` blocks lost most often: request_id, worker, block_hash, at_ns)."""
     inner, params = lost_blocks_sql(window, vantage, block_size, by_worker)
-    scope, scope_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
-    worker = "coalesce(worker, '')" if by_worker else "''"
-    return store.query(
+    table = store.query(
         f"""
-WITH lost AS ({inner}), worst AS (
-    SELECT block_hash, worker, count(*) AS times, list(request_id ORDER BY at_ns, request_id)[1:5] AS request_ids
-    FROM lost GROUP BY ALL ORDER BY times DESC, block_hash LIMIT {limit}
-), gone AS (
-    SELECT {worker} AS worker, block_hash, at_ns FROM block
-    WHERE {scope} AND change IN ('evicted', 'removed') AND {ON_DEVICE}
-      AND block_hash IN (SELECT block_hash FROM worst)
-), joined AS (
-    SELECT l.block_hash, l.worker, (l.at_ns - g.at_ns) / 1e9 AS back_after_s
-    FROM (SELECT l.* FROM lost l SEMI JOIN worst w ON l.block_hash = w.block_hash AND l.worker = w.worker) l
-    ASOF LEFT JOIN gone g ON l.block_hash = g.block_hash AND l.worker = g.worker AND l.at_ns > g.at_ns
-)
-SELECT w.block_hash, w.times, w.request_ids, median(j.back_after_s) AS back_after_s
-FROM worst w LEFT JOIN joined j ON w.block_hash = j.block_hash AND w.worker = j.worker
-GROUP BY ALL ORDER BY w.times DESC, w.block_hash""",
-        [*params, *scope_params],
+WITH lost AS MATERIALIZED ({inner}),
+worst AS (SELECT block_hash, worker FROM lost GROUP BY ALL ORDER BY count(*) DESC, block_hash, worker LIMIT {limit})
+SELECT request_id, count(*) AS lost, NULL AS worker, NULL::UBIGINT AS block_hash, NULL::BIGINT AS at_ns
+FROM lost GROUP BY request_id
+UNION ALL
+SELECT l.request_id, NULL, l.worker, l.block_hash, l.at_ns
+FROM lost l SEMI JOIN worst w ON l.block_hash = w.block_hash AND l.worker = w.worker""",
+        params,
+    )
+    of_block = pc.is_valid(table["block_hash"])
+    by_request = table.filter(pc.invert(of_block)).select(["request_id", "lost"])
+    return by_request, table.filter(of_block).select(["request_id", "worker", "block_hash", "at_ns"])
+
+
+def evictions_of(store: Store, window: Window, block_hashes: Sequence[int]) -> pa.Table:
+    """Evictions of these blocks up to the end of the window: worker ('' where unknown), block_hash, at_ns, in order."""
+    scope, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    wanted = ", ".join(str(int(h)) for h in block_hashes) or "NULL"
+    return store.query(
+        f"SELECT coalesce(worker, '') AS worker, block_hash, at_ns FROM block WHERE {scope} "
+        f"AND change IN ('evicted', 'removed') AND {ON_DEVICE} AND block_hash IN ({wanted}) ORDER BY block_hash, at_ns",
+        params,
     )
 
 
