@@ -71,6 +71,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,
+        carried_by="mean" if judged.by_mean and not judged.significance.enough else "quantile",
         vantage=base.requests.vantage,
         windows=_windows(base, suspect, chosen),
         n={"baseline": len(ledger_b.values), "suspect": len(ledger_s.values)},

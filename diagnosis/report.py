@@ -16,11 +16,12 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
         quantile_name(verdict["quantile"]),
         quantile_name(verdict["requested_quantile"]),
     )
+    carrier = "The mean" if verdict["carried_by"] == "mean" else name
     sections = [
         f"# {asked} {metric}: {verdict['status'].replace('_', ' ')}",
         verdict["verdict"],
         "## Windows\n\n" + _windows(verdict),
-        f"## Attribution of the change\n\nRows sum to the change. {name} carries the verdict"
+        f"## Attribution of the change\n\nRows sum to the change. {carrier} carries the verdict"
         + ("" if name == asked else f"; {asked} is shown, but too few independent requests carry an interval for it")
         + ".\n\n"
         + _attribution(verdict),

@@ -77,13 +77,18 @@ class NamedCause:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer. `status`: explained | no_change | not_distinguishable | not_observable."""
+    """The answer. `status`: explained | no_change | not_distinguishable | not_observable.
+
+    quantile is the judged one, requested_quantile the one that was asked for; carried_by (quantile | mean) says which of the
+    judged quantile and the mean carries the verdict.
+    """
 
     status: str
     verdict: str
     metric: str
     quantile: str
     requested_quantile: str
+    carried_by: str
     vantage: str
     windows: dict[str, Any]
     n: dict[str, int]
