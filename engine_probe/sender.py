@@ -78,9 +78,11 @@ class Sender:
     def finish(self, timeout_s: float, *, gives_up: bool) -> int:
         """Try at once what is left, then stop the threads; returns the batches that are left.
 
-        gives_up   stop at the first failure: what is left is kept for another process
+        gives_up   stop at the first failure: what is left is kept for another process. A collector that did not
+                   answer before gets one more try in any case, and no more
         """
         with self._changed:
+            gives_up = gives_up or self._backoff.failures > 0
             self._backoff.hurry()
             before = self.failures
             self._changed.notify_all()

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from engine_probe.errors import ProbeError
 from engine_probe.parcels import Gap, Key, Segment, SegmentInfo
@@ -25,6 +25,7 @@ from engine_probe.spool_files import Damaged, Stored, new_epoch
 
 _MAGIC: Final = b"kvscope spool 1\n"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_MAX_HEADER_BYTES: Final = 1 << 20
 MAX_ASIDE: Final = 64
 """Batches kept aside for a person to look at; older ones are deleted."""
 
@@ -66,7 +67,8 @@ class DiskFiles:
         damaged: list[Key] = []
         for key in self._keys((".batch",)):
             try:
-                found[str(key)] = self._header(key)[0]
+                with self._path(key).open("rb") as file:
+                    found[str(key)] = _header(key, file)[0]
             except (Damaged, OSError):
                 damaged.append(key)
         for name, stored in list(found.items()):
@@ -93,7 +95,9 @@ class DiskFiles:
 
     def read(self, stored: Stored) -> tuple[Segment, ...]:
         try:
-            current, crc, body = self._header(stored.key)
+            with self._path(stored.key).open("rb") as file:
+                current, crc = _header(stored.key, file)
+                body = file.read()
         except OSError as error:
             raise Damaged(str(error)) from error
         if zlib.crc32(body) != crc or len(body) != sum(info.num_bytes for info in current.infos):
@@ -134,17 +138,6 @@ class DiskFiles:
     def _leave_number(self, key: Key) -> None:
         if key.epoch == self.epoch and key.seq == self._highest:
             self._path(key, ".done").touch()
-
-    def _header(self, key: Key) -> tuple[Stored, int, bytes]:
-        content = self._path(key).read_bytes()
-        line, _, body = content.removeprefix(_MAGIC).partition(b"\n")
-        try:
-            header = json.loads(line)
-            infos = tuple(SegmentInfo(**info) for info in header["segments"])
-            stored = Stored(key, infos, tuple(header["halves"]), header["half_of"], bool(header["is_tale"]))
-            return stored, int(header["crc"]), body
-        except (ValueError, TypeError, KeyError) as error:
-            raise Damaged("header") from error
 
     def _gaps(self) -> list[Gap]:
         try:
@@ -189,6 +182,19 @@ class DiskFiles:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _header(key: Key, file: BinaryIO) -> tuple[Stored, int]:
+    """A batch without its bytes, and their checksum; leaves the file where they begin. Raises Damaged."""
+    if file.readline(len(_MAGIC)) != _MAGIC:
+        raise Damaged("header")
+    try:
+        header = json.loads(file.readline(_MAX_HEADER_BYTES))
+        infos = tuple(SegmentInfo(**info) for info in header["segments"])
+        stored = Stored(key, infos, tuple(header["halves"]), header["half_of"], bool(header["is_tale"]))
+        return stored, int(header["crc"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged("header") from error
 
 
 def _boot_id() -> str:
