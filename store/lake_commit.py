@@ -153,12 +153,12 @@ class LakeCommitter:
             if REFUSAL in str(error):
                 refused += 1
                 continue
-            if not _WORTH_ANOTHER_TRY.search(str(error)):
-                raise StoreError(f"The lake refused a commit: {_first_line(error)}. Nothing of it was kept.") from error
+            if not _WORTH_ANOTHER_TRY.search(_reason(error)):
+                raise StoreError(f"The lake refused a commit: {_reason(error)}. Nothing of it was kept.") from error
             if time.monotonic() + wait_s > deadline:
                 raise StoreBusy(
                     f"The lake's catalog did not take a commit in {timeout_s:g} s ({tries} tries, last: "
-                    f"{_first_line(error)}). Nothing was kept; send the batches again under the same identities.",
+                    f"{_reason(error)}). Nothing was kept; send the batches again under the same identities.",
                     retry_after_s=5,
                 ) from error
             retried += 1
@@ -234,5 +234,10 @@ def _without_repeats(batches: Sequence[Batch]) -> tuple[list[int], list[int]]:
     return left, repeats
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _reason(error: Exception) -> str:
+    """What PostgreSQL said, without the statement that DuckLake quotes; else the first line."""
+    text = str(error).strip()
+    said = [match[1] for match in re.finditer(r"(?:^|: )ERROR:\s*(.+)", text, re.MULTILINE)]
+    if said:
+        return said[-1][:300]
+    return (text.splitlines() or [type(error).__name__])[0][:300]
