@@ -186,7 +186,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     arrival = datetime.fromtimestamp(row["arrival_ns"] / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     times = [_seconds(row[name]) for name in ("ttft_s", "tpot_s", "e2e_s")]
     counts = [_known(row[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")]
-    return [row["request_id"], row["vantage"], _known(row["worker"]), row["state"], arrival, *times, *counts]
+    return [_known(row["request_id"]), row["vantage"], _known(row["worker"]), row["state"], arrival, *times, *counts]
 
 
 def _table(rows: list[list[str]]) -> str:
@@ -198,12 +198,12 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def _course(course: dict[str, Any]) -> str:
-    lines = [f"request {course['request_id']}"]
+    lines = [f"request {_known(course['request_id'])}"]
     for row in course["rows"]:
         times = "  ".join(
             f"{name} {_seconds(row[key])}" for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
         )
-        where = ", ".join(str(row[name]) for name in ("worker", "model", "run_id") if row[name] is not None)
+        where = ", ".join(_known(row[name]) for name in ("worker", "model", "run_id") if row[name] is not None)
         lines.append(f"  at the {row['vantage']}: {row['state']}  {times}  {where}".rstrip())
     if course["events"]:
         origin = course["events"][0]["start_ns"]
@@ -212,7 +212,7 @@ def _course(course: dict[str, Any]) -> str:
     if course["steps"]:
         lines += ["", _steps(course["steps"])]
     for mark in course["marks"]:
-        lines.append(f"mark {mark['mark']}: {mark['text'] or mark['subject'] or ''}")
+        lines.append(f"mark {mark['mark']}: {_known(mark['text'] or mark['subject'])}")
     return "\n".join(lines)
 
 
@@ -220,7 +220,7 @@ def _event(event: dict[str, Any], origin: int) -> str:
     after = f"{(event['start_ns'] - origin) / 1e6:,.1f} ms"
     length = event["end_ns"] - event["start_ns"]
     lasts = f"{length / 1e6:,.1f} ms" if length else ""
-    facts = "  ".join(f"{name}={value}" for name, value in event["facts"].items())
+    facts = "  ".join(f"{name}={_known(value)}" for name, value in event["facts"].items())
     return f"{after:>10}  {lasts:>9}  {event['vantage'] or '':8}  {event['what']}  {facts}".rstrip()
 
 
@@ -240,4 +240,5 @@ def _seconds(value: float | None) -> str:
 
 
 def _known(value: object) -> str:
-    return "-" if value is None else str(value)
+    """Text that cannot drive a terminal: what is recorded was said by others."""
+    return "-" if value is None else "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
