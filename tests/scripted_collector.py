@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine_probe.codec import Decoded, decode_arrow
@@ -17,13 +17,19 @@ from engine_probe.codec import Decoded, decode_arrow
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer. hang: nothing at all until the server stops; apply: store the batch before answering."""
+    """What to answer.
+
+    hang       nothing at all until the server stops
+    hang_up    close the connection without an answer;  close_after: with one, and without saying so
+    apply      store the batch before answering
+    """
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     hang: bool = False
     hang_up: bool = False
+    close_after: bool = False
     apply: bool = True
 
 
@@ -76,9 +82,7 @@ class ScriptedCollector:
             if not duplicate:
                 self.applied[arrival.key] = decode_arrow(arrival.body)
         receipt = json.dumps({"accepted": {}, "duplicate": duplicate, "received_ns": 0}).encode()
-        return (
-            reply if reply.body is not None else Reply(reply.status, reply.headers, receipt, reply.hang, reply.hang_up)
-        )
+        return reply if reply.body is not None else replace(reply, body=receipt)
 
 
 @contextmanager
@@ -103,6 +107,7 @@ def serve(collector: ScriptedCollector, port: int = 0) -> Iterator[str]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
+            self.close_connection = self.close_connection or reply.close_after
 
         def log_message(self, format: str, *args: object) -> None:
             return

@@ -222,6 +222,48 @@ def test_eight_batches_are_under_way_at_most() -> None:
     assert values_of(collector) == [float(value) for value in range(20)]
 
 
+def test_while_nothing_works_one_worker_tries_for_all() -> None:
+    """Eight batches fail together; from then on there is one request at a time, until one is answered well."""
+    eight, now, most = threading.Barrier(8), [0], [0]
+    lock = threading.Lock()
+
+    def script(arrival: Arrival, n: int) -> Reply | None:
+        if n < 8:
+            eight.wait(10)
+            return Reply(503)
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        threading.Event().wait(0.02)
+        with lock:
+            now[0] -= 1
+        return Reply(503) if n < 14 else None
+
+    collector = ScriptedCollector(script)
+    with serve(collector) as url:
+        sink = sink_to(url, timeout_s=15.0)
+        for value in range(8):
+            sink.write(samples(value))
+        _wait(lambda: len(collector.arrivals) >= 14)
+        assert most[0] == 1
+        assert sink.drain(15)
+        sink.close()
+    assert values_of(collector) == [float(value) for value in range(8)]
+
+
+def test_a_connection_that_was_closed_while_idle_is_no_failure() -> None:
+    """Servers close idle connections: the next batch opens a new one at once, and nobody waits or is told."""
+    collector = ScriptedCollector(lambda arrival, n: Reply(close_after=True))
+    with serve(collector) as url:
+        sink = sink_to(url)
+        for value in (1, 2, 3):
+            sink.write(samples(value))
+            assert sink.drain(10)
+        sink.close()
+    assert values_of(collector) == [1.0, 2.0, 3.0]
+    assert sink.stats.failures == 0
+
+
 def test_retry_after_is_kept() -> None:
     """A collector that asks for a pause is not asked again before it is over, whatever the own wait would be."""
     backoff = Backoff(0.001, 0.01)
@@ -231,6 +273,8 @@ def test_retry_after_is_kept() -> None:
         sink.write(samples(1))
         _wait(lambda: backoff.failures == 1)
         failed_at, before = time.monotonic(), backoff.resume_at_s
+        assert not sink.drain(0.3)
+        assert len(collector.arrivals) == 1, "a third of a second is not seven seconds"
         sink.close(0.2)
     assert before - failed_at > 6
     assert len(collector.arrivals) == 2, "closing tries once more at once"
