@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 RUNS_AGE_S: Final = 5.0
 """Names of runs are looked up at most so often: finding them scans every kind."""
 WAITING_JUDGEMENTS: Final = 8
+SEAL_MIN_ROWS: Final = 200_000
+"""Rows of a kind that make a Parquet file worth it; fewer wait an hour at most. SQL opens every file of a kind."""
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ def policy_of(retention: RetentionSettings) -> RetentionPolicy:
     """The store's policy as the settings have it."""
     limits = retention.model_dump()
     del limits["interval_s"]
-    return RetentionPolicy(**limits)
+    return RetentionPolicy(**limits, seal_min_rows=SEAL_MIN_ROWS)
 
 
 def services_of(request: Request) -> Services:

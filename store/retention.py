@@ -40,6 +40,7 @@ class RetentionPolicy:
     """How long and how much is kept. None: no limit of that sort.
 
     seal_after_s        rows older than this are sealed into Parquet; None: no sealing, and rows are deleted unsealed
+    seal_min_rows       fewer such rows of a kind wait for more, an hour at most, so that files are few
     max_age_s           age of live rows in the database
     max_bytes           bytes of data in the database (the file does not shrink, its free room is used again)
     parquet_max_age_s   age of sealed files of live rows
@@ -47,6 +48,7 @@ class RetentionPolicy:
     """
 
     seal_after_s: float | None = 300.0
+    seal_min_rows: int = 0
     max_age_s: float | None = 48 * 3600.0
     max_bytes: int | None = 50_000_000_000
     parquet_max_age_s: float | None = 14 * 86400.0
@@ -72,7 +74,7 @@ def prune(store: DuckDBStore, policy: RetentionPolicy, progress: Progress | None
     sealed = SealReport()
     can_seal = policy.seal_after_s is not None and store.parquet_dir is not None
     if can_seal and policy.seal_after_s is not None:
-        sealed = seal(store, older_than_s=policy.seal_after_s, progress=progress)
+        sealed = seal(store, older_than_s=policy.seal_after_s, min_rows=policy.seal_min_rows, progress=progress)
     with store.upkeep:
         removed: dict[str, int] = {}
         num_files = 0

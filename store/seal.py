@@ -63,10 +63,17 @@ class _File:
 
 
 def seal(
-    store: DuckDBStore, *, older_than_s: float = 300.0, progress: Callable[[str], None] | None = None
+    store: DuckDBStore,
+    *,
+    older_than_s: float = 300.0,
+    min_rows: int = 0,
+    wait_s: float = 3600.0,
+    progress: Callable[[str], None] | None = None,
 ) -> SealReport:
     """Write the rows received more than `older_than_s` ago and not sealed yet; one pass at a time.
 
+    min_rows   a kind with fewer such rows waits for more, until its oldest came `wait_s` before that: a reader opens
+               every file, so a pass a minute must not make a file a minute
     Raises StoreError for a store in memory, DiskFull where a file cannot be written; what was finished stays.
     """
     folder = store.parquet_dir
@@ -78,7 +85,7 @@ def seal(
     with store.upkeep:
         store.fence(through_ns)
         for kind in KINDS:
-            files = _seal_kind(store, kind, folder, through_ns)
+            files = _seal_kind(store, kind, folder, through_ns, min_rows, round(wait_s * 1e9))
             num_files += len(files)
             num_bytes += sum(file.num_bytes for file in files)
             if files:
@@ -110,12 +117,16 @@ def sealed_files(cursor: duckdb.DuckDBPyConnection, folder: Path) -> dict[str, l
     return found
 
 
-def _seal_kind(store: DuckDBStore, kind: str, folder: Path, through_ns: int) -> list[_File]:
+def _seal_kind(
+    store: DuckDBStore, kind: str, folder: Path, through_ns: int, min_rows: int, wait_ns: int
+) -> list[_File]:
     after = store.books.kinds[kind].sealed_through_ns
     after_ns = _BEGINNING if after is None else after
     if after_ns >= through_ns:
         return []
-    seal_id, files = _plan(store, kind, after_ns, through_ns)
+    seal_id, files, oldest_ns = _plan(store, kind, after_ns, through_ns)
+    if sum(file.num_rows for file in files) < min_rows and oldest_ns > through_ns - wait_ns:
+        return []
     if files:
         store.call(lambda cursor: _announce(cursor, seal_id, kind, files, after_ns, through_ns))
     try:
@@ -130,20 +141,21 @@ def _seal_kind(store: DuckDBStore, kind: str, folder: Path, through_ns: int) -> 
     return files
 
 
-def _plan(store: DuckDBStore, kind: str, after_ns: int, through_ns: int) -> tuple[int, list[_File]]:
+def _plan(store: DuckDBStore, kind: str, after_ns: int, through_ns: int) -> tuple[int, list[_File], int]:
+    """Id of the pass, the files to write, and when the oldest of their rows came."""
     with store.reading() as cursor:
         (last,) = cursor.execute("SELECT coalesce(max(seal_id), 0) FROM seal_log").fetchone() or (0,)
         groups = cursor.execute(
-            f'SELECT {_HOUR} AS hour, run_id, count(*) FROM "{kind}" '
+            f'SELECT {_HOUR} AS hour, run_id, count(*), min(received_ns) FROM "{kind}" '
             "WHERE received_ns > ? AND received_ns <= ? GROUP BY ALL ORDER BY hour, run_id NULLS FIRST",
             [after_ns, through_ns],
         ).fetchall()
     files = []
-    for hour, run_id, count in groups:
+    for hour, run_id, count, _ in groups:
         when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=hour)
         place = f"kind={kind}/date={when:%Y-%m-%d}/hour={when:%H}"
         files.append(_File(f"{place}/{last + 1:08d}-{secrets.token_hex(4)}.parquet", hour, run_id, count))
-    return int(last) + 1, files
+    return int(last) + 1, files, min((int(group[3]) for group in groups), default=through_ns)
 
 
 def _announce(
