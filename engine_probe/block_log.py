@@ -23,7 +23,7 @@ _BY_BLOCK = frozenset(("block_hash", "parent_hash", "num_tokens", "idle_s", "age
 
 
 class BlockEvents(NamedTuple):
-    """What one call told; a tuple of plain values, which costs the garbage collector nothing while it waits.
+    """What one call told. It waits as a plain tuple in this order, which costs the garbage collector nothing.
 
     Lists and arrays have one value a block, [num_events]; other values hold for all of them; None is unknown.
     """
@@ -47,7 +47,7 @@ class BlockLog:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._calls: deque[BlockEvents] = deque()
+        self._calls: deque[tuple[Any, ...]] = deque()
         self._num_in = 0
         self._num_out = 0
         self.num_lost = 0
@@ -57,18 +57,19 @@ class BlockLog:
         """Events that wait to be drained."""
         return self._num_in - self._num_out
 
-    def append(self, events: BlockEvents) -> bool:
-        """Take one call's events, or lose them all. False where they were lost."""
-        if self.num_waiting + events.num_events > self.capacity:
-            self.num_lost += events.num_events
+    def append(self, events: tuple[Any, ...]) -> bool:
+        """Take one call's events (a `BlockEvents` as a plain tuple), or lose them all. False where they were lost."""
+        num_events: int = events[1]
+        if self._num_in - self._num_out + num_events > self.capacity:
+            self.num_lost += num_events
             return False
         self._calls.append(events)
-        self._num_in += events.num_events
+        self._num_in += num_events
         return True
 
     def drain(self) -> list[BlockEvents]:
         """Take out what is there, oldest first."""
-        calls = [self._calls.popleft() for _ in range(len(self._calls))]
+        calls = [BlockEvents(*self._calls.popleft()) for _ in range(len(self._calls))]
         self._num_out += sum(call.num_events for call in calls)
         return calls
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from engine_probe.block_log import BlockEvents, BlockLog, Values
+from engine_probe.block_log import BlockLog, Values
 from engine_probe.clock import Clock
 from engine_probe.events import DROP_ORDER, KINDS
 from engine_probe.live import LiveView, look
@@ -81,6 +81,7 @@ class Recorder:
         self.refused: Counter[str] = Counter()
         self._max_ended = ended
         self._room = {kind: _room(kind, rows) for kind in KINDS}
+        self._keeps_all = self.sampling.rate == 1.0
         self._max_open = max_open
         self._open: dict[int, OpenRequest] = {}
         self._num_slots = 0
@@ -162,14 +163,14 @@ class Recorder:
         step = self._step
         repeat = min(max(repeat, 1), MAX_REPEAT)
         # fmt: off
-        self.ring.append((
+        self.ring.append(
             step, repeat, self._start_ns, end_ns, self._probe_ns,
             num_running, num_waiting_prefill, num_waiting_decode, prefill_tokens, decode_tokens, recomputed_tokens,
             num_preempted, blocks_total, blocks_used, blocks_reserved, blocks_cached, blocks_evicted, wasted_slots,
             kv_cache_bytes, batch_size, max_seq_len,
             waiting_on_blocks, waiting_on_budget, waiting_on_seats, waiting_on_dependency, waiting_on_unknown,
             schedule_s, forward_s, sample_s, alloc_s, oldest_wait_s, kv_load_s, padding_ratio, gpu_util, memory_util,
-        ))
+        )
         # fmt: on
         self._step = step + repeat
         self._in_step = False
@@ -194,7 +195,7 @@ class Recorder:
             return NO_SLOT
         slot = self._num_slots
         self._num_slots += 1
-        kept = self.sampling.keeps_request(request_id, columns.get("prefix_hash"))
+        kept = self._keeps_all or self.sampling.keeps_request(request_id, columns.get("prefix_hash"))
         arrival = self._now() if arrival_ns is None else arrival_ns
         self._open[slot] = OpenRequest(request_id, arrival, arrival if queued_ns is None else queued_ns, columns, kept)
         self._probe_ns += perf_counter_ns() - entered
@@ -210,6 +211,8 @@ class Recorder:
         """A stretch that the engine measured itself: frontend, tokenize, cache_lookup, kv_load, kv_transfer, ..."""
         request = self._open.get(slot)
         if request is not None:
+            if request.spans is None:
+                request.spans = []
             request.spans.append((phase, start_ns, end_ns, tokens))
 
     def prefill(self, slot: int, tokens: int, *, emits: int = 0, recomputed: int = 0) -> None:
@@ -221,6 +224,8 @@ class Recorder:
             request.prefill_chunks += 1
             request.recomputed_tokens += recomputed
             if emits:
+                if request.emits is None:
+                    request.emits = {}
                 request.emits[self._step] = emits
             request.state, request.waiting_since_ns = "running", None
         self._probe_ns += perf_counter_ns() - entered
@@ -289,21 +294,23 @@ class Recorder:
         """The same happened to these blocks (lists or numpy arrays of one length, copied here)."""
         entered = perf_counter_ns()
         request = self._open.get(slot)
-        events = BlockEvents(
-            self._now() if at_ns is None else at_ns,
-            len(block_hash),
-            change,
-            tier,
-            reason,
-            request_id if request is None else request.request_id,
-            _copy(block_hash),
-            _copy(parent_hash),
-            _copy(num_tokens),
-            _copy(idle_s),
-            _copy(age_s),
-            _copy(reuse_count),
+        # A plain tuple in the order of BlockEvents: making the named one costs more than all the rest.
+        self.blocks.append(
+            (
+                self._now() if at_ns is None else at_ns,
+                len(block_hash),
+                change,
+                tier,
+                reason,
+                request_id if request is None else request.request_id,
+                _copy(block_hash),
+                None if parent_hash is None else _copy(parent_hash),
+                num_tokens if num_tokens is None or isinstance(num_tokens, int) else _copy(num_tokens),
+                None if idle_s is None else _copy(idle_s),
+                None if age_s is None else _copy(age_s),
+                None if reuse_count is None else _copy(reuse_count),
+            )
         )
-        self.blocks.append(events)
         self._probe_ns += perf_counter_ns() - entered
 
     def row(self, kind: str, at_ns: int | None = None, slot: int = NO_SLOT, **columns: Any) -> None:
@@ -360,7 +367,5 @@ def _room(kind: str, rows: int) -> int:
 
 
 def _copy(values: Any) -> Any:
-    """The engine may go on changing its list; a number is what it is."""
-    if values is None or isinstance(values, int):
-        return values
+    """The engine may go on changing its list."""
     return values.copy() if hasattr(values, "copy") else list(values)

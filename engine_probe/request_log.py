@@ -57,8 +57,8 @@ class OpenRequest:
         self.is_kept = is_kept
         self.is_cut = False
         self.changes: list[int] = []
-        self.emits: dict[int, int] = {}
-        self.spans: list[tuple[str, int, int, int | None]] = []
+        self.emits: dict[int, int] | None = None
+        self.spans: list[tuple[str, int, int, int | None]] | None = None
         self.num_preemptions = 0
         self.prefill_chunks = 0
         self.recomputed_tokens = 0

@@ -73,8 +73,9 @@ def request_row(request: OpenRequest, times: StepTimes) -> RequestRow:
 def _giving_runs(request: OpenRequest, runs: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
     """(first step, stop step, tokens a step) of the runs that gave tokens."""
     found = []
+    emits = request.emits or {}
     for kind, first, stop, tokens in runs:
-        given = tokens if kind == DECODE else request.emits.get(first, 0) if kind == PREFILL else 0
+        given = tokens if kind == DECODE else emits.get(first, 0) if kind == PREFILL else 0
         if given > 0:
             found.append((first, stop, given))
     return found
@@ -122,7 +123,7 @@ def _work_spans(
         if kind == PREFILL:
             alloc_ns, sample_ns = times.alloc_ns(first), times.sample_ns(first)
             seen.update(name for name, ns in (("alloc", alloc_ns), ("first_sample", sample_ns)) if ns is not None)
-            sampling_ns = (sample_ns or 0) if request.emits.get(first) else 0
+            sampling_ns = (sample_ns or 0) if request.emits and request.emits.get(first) else 0
             spans += _prefill_spans(begin, end, alloc_ns or 0, sampling_ns, tokens)
         elif kind == DECODE:
             spans.append(Span("decode", begin, end, tokens * (stop - first)))
@@ -149,7 +150,7 @@ def _add_phases(row: RequestRow, request: OpenRequest, work: list[Span], seen: s
     arrival, end = columns["arrival_ns"], columns["end_ns"]
     first = min(max(columns.get("first_token_ns", end), arrival), end)
     last = min(max(columns.get("last_token_ns", end), first), end)
-    spans = work + [Span(*span) for span in request.spans]
+    spans = work + [Span(*span) for span in request.spans or ()]
     if "first_token_ns" in columns:
         seen.add("tail")
         spans.append(Span("tail", last, end))

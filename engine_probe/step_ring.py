@@ -46,20 +46,21 @@ class StepRing:
         self.tail = 0
         self.num_lost = 0
 
-    def append(self, values: tuple[Any, ...]) -> bool:
+    def append(self, step: int, repeat: int, *values: Any) -> bool:
         """One row: OWN, INTS, WAITING_ON, FLOATS; None is unknown. False where the ring is full, or a value no number."""
         if self.head - self.tail >= self.capacity:
-            self.num_lost += values[1]
+            self.num_lost += repeat
             return False
         position = self.head % self.capacity * ROW_BYTES
         try:
-            self._pack(self._buffer, position, *values)
+            self._pack(self._buffer, position, step, repeat, *values)
         except struct.error:
-            blanks = zip(values, (UNKNOWN,) * _NUM_INTS + (NAN,) * len(FLOATS), strict=True)
+            blanks = zip(values, (UNKNOWN,) * (_NUM_INTS - 2) + (NAN,) * len(FLOATS), strict=True)
+            mended = [blank if value is None else value for value, blank in blanks]
             try:
-                self._pack(self._buffer, position, *(blank if value is None else value for value, blank in blanks))
+                self._pack(self._buffer, position, step, repeat, *mended)
             except struct.error:
-                self.num_lost += values[1]
+                self.num_lost += repeat
                 return False
         self.head += 1
         return True
