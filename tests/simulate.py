@@ -140,7 +140,8 @@ class Engine:
                 }
             )
             step += 1
-            self.check_integrity(running)
+            if step % 16 == 0:
+                self.check_integrity(running)
             if step % 50 == 0:
                 self._samples(now, len(running), len(waiting))
         self._samples(now, 0, 0)
