@@ -61,6 +61,10 @@ class RequestFacts:
     prefix: Obj
     finished: Bool
     gaps: Gaps | None
+    num_invalid: int = 0
+    """Durations, lengths and counts that could not be (negative, infinite) and are taken as unknown."""
+    num_duplicates: int = 0
+    """Rows that were delivered twice and count once."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -110,7 +114,7 @@ class WorkerFacts:
     def seats(self) -> int | None:
         """Requests it may run at once (vLLM: max_num_seqs)."""
         value = self.flags.get("max_num_seqs")
-        return int(value) if value is not None and value.isdigit() else None
+        return int(value) if value is not None and value.isdecimal() and int(value) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,15 @@ class MarkFact:
     at_s: float
     subject: str | None
     text: str | None
-    attrs: Mapping[str, str]
+    attrs: Mapping[str, str | None]
+
+    def number(self, name: str) -> float | None:
+        """An attribute as a number that is not negative; None where it is absent or no such number."""
+        try:
+            value = float(self.attrs.get(name) or "")
+        except ValueError:
+            return None
+        return value if 0.0 <= value < float("inf") else None
 
 
 @dataclass(frozen=True, slots=True)

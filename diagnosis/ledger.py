@@ -2,7 +2,8 @@
 
 The order in which seconds are given away is the table in `rows.py`. Where a phase was not observed its seconds stand in
 one `..._unobserved` row. Two ledgers are kept a request: first-order (what it did itself: own phases, all waiting in one
-row) and passed-on (waiting split by what the steps spent their time on). Invariant: rows sum to the metric within 1e-9.
+row) and passed-on (waiting split by what the steps spent their time on). A request whose first token never came counts with
+what it waited at least (`censored.py`). Invariant: rows sum to the metric within 1e-9.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis import timeline as timelines
-from diagnosis.facts import F64, I64, Facts
+from diagnosis.censored import METRICS as CENSORED_METRICS
+from diagnosis.censored import at_least_s, counted
+from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.spent import Context, own_work
 from diagnosis.timeline import Spent, Timeline
@@ -24,7 +27,10 @@ STALL = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`parts` [n, k] cause-seconds of the requests that have the metric; `rows` [n] their position in the facts."""
+    """`parts` [n, k] cause-seconds of the requests that have the metric; `rows` [n] their position in the facts.
+
+    `censored` [n]: the first token never came, the value is what the request waited at least.
+    """
 
     metric: str
     names: tuple[str, ...]
@@ -32,6 +38,7 @@ class Ledger:
     first_order: F64
     values: F64
     rows: I64
+    censored: Bool
 
     def column(self, name: str) -> F64:
         """Seconds of one row, [n]; zeros where the ledger has no such row."""
@@ -61,6 +68,9 @@ def metric_values(facts: Facts, metric: str) -> F64:
 def write(facts: Facts, metric: str, context: Context) -> Ledger:
     """The ledger of one window for `metric`: ttft, tpot or e2e."""
     values = metric_values(facts, metric)
+    if metric in CENSORED_METRICS:
+        at_least = at_least_s(facts)
+        values = np.where(counted(values, at_least), at_least, values)
     keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
     spent = own_work(facts, context)
     lines = _timelines(facts, spent, context)
@@ -78,7 +88,7 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     if len(keep):
         dust = values[keep] - parts.sum(axis=1)
         parts[np.arange(len(keep)), np.abs(parts).argmax(axis=1)] += dust
-    return Ledger(metric, names, parts, first, values[keep], keep)
+    return Ledger(metric, names, parts, first, values[keep], keep, ~np.isfinite(facts.requests.first_token_s[keep]))
 
 
 class Sheet:
@@ -123,9 +133,10 @@ def _timelines(facts: Facts, spent: Spent, context: Context) -> Mapping[int, Tim
 
 def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
     r = facts.requests
-    ttft = np.nan_to_num(metric_values(facts, "ttft"))
+    at_least = at_least_s(facts)
+    ttft = np.maximum(np.nan_to_num(np.where(np.isfinite(at_least), at_least, metric_values(facts, "ttft"))), 0.0)
     slow = context.model.slow_share(suspect=context.suspect)
-    queue, prefill = r.get("queue_s"), r.get("prefill_s")
+    queue, prefill, left_queue_s = _queue_and_prefill(facts, at_least)
     seen = np.isfinite(queue) & np.isfinite(prefill)
     sheet.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
     sheet.add("slow_steps", np.where(seen, 0.0, ttft * slow))
@@ -138,7 +149,7 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     stalled = np.clip(
         np.nan_to_num(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
     )
-    _write_wait(sheet, facts, queue, lines, slow)
+    _write_wait(sheet, facts, queue, left_queue_s, lines, slow)
     _write_prefill(sheet, facts, spent, prefill, lines, slow, context)
     sheet.add("preemption_recompute", stalled)
     rest = left - queue - prefill - stalled
@@ -149,24 +160,43 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.add("unexplained", rest)
 
 
+def _queue_and_prefill(facts: Facts, at_least: F64) -> tuple[F64, F64, F64]:
+    """Queue and prefill (s, NaN unknown), and the instant at which the queue was left, on the engine's clock, [n] each.
+
+    Without a first token: who was scheduled prefilled until its end, who was given up in the queue waited until its end.
+    """
+    r = facts.requests
+    queue, prefill, left_queue = r.get("queue_s").copy(), r.get("prefill_s").copy(), r.scheduled_s.copy()
+    censored = np.isfinite(at_least)
+    scheduled = censored & np.isfinite(queue) & np.isfinite(r.scheduled_s)
+    prefill[scheduled] = np.clip(at_least[scheduled] - queue[scheduled], 0.0, None)
+    given_up = timelines.given_up(facts)
+    queue[given_up], prefill[given_up] = at_least[given_up], 0.0
+    left_queue[given_up] = r.engine_arrival_s[given_up] + at_least[given_up]
+    return queue, prefill, left_queue
+
+
 def _stalled_before_first(stalled: F64, decode: F64) -> F64:
     """Stalls count before the first token only where the request never decoded (no engine splits them yet)."""
     return np.where(np.isfinite(decode), 0.0, stalled)
 
 
-def _write_wait(sheet: Sheet, facts: Facts, queue: F64, lines: Mapping[int, Timeline], slow: float) -> None:
+def _write_wait(
+    sheet: Sheet, facts: Facts, queue: F64, left_queue_s: F64, lines: Mapping[int, Timeline], slow: float
+) -> None:
     r = facts.requests
+    start_s = left_queue_s - queue
     sheet.add("slow_steps", queue * slow)
     queue = queue * (1.0 - slow)
     names = ("admission_blocked_on_blocks", "queue_dependency", *KINDS[:-1], "queue_load")
     done = np.zeros(len(r), dtype=bool)
     for worker, line in lines.items():
         rows = np.flatnonzero(
-            (r.worker == worker) & np.isfinite(r.scheduled_s) & np.isfinite(r.engine_arrival_s) & (queue > 0)
+            (r.worker == worker) & np.isfinite(left_queue_s) & np.isfinite(r.engine_arrival_s) & (queue > 0)
         )
         if len(rows) == 0:
             continue
-        shares = line.integrate(line.wait_shares(), r.scheduled_s[rows] - r.get("queue_s")[rows], r.scheduled_s[rows])
+        shares = line.integrate(line.wait_shares(), start_s[rows], left_queue_s[rows])
         total = shares.sum(axis=1)
         good = total > 0
         scaled = shares[good] / total[good][:, None] * queue[rows[good]][:, None]

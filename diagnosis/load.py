@@ -25,11 +25,17 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
-from diagnosis.load_requests import COLUMNS, estimate_computed, floats, is_warmup, join_vantages, seconds_since
+from diagnosis.load_requests import COLUMNS, estimate_computed, floats, is_warmup, join_vantages, once, seconds_since
 from diagnosis.spent import COLD_PERIOD_S
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
+
+SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
+"""Of several engine rows of one request the one that served it: with a first token, of the last attempt, earliest."""
+
+JOIN_REACH_NS = 60_000_000_000
+"""How far from the window the engine's row of a request is looked for: its clock differs, and it arrives there later."""
 
 STEP_NUMBERS = [
     "num_running",
@@ -62,6 +68,8 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     warm = is_warmup(table)
     num_warmup = int(warm.sum())
     table = table.filter(pa.array(~warm))
+    delivered = table.num_rows
+    table = once(table)
     if table.num_rows == 0:
         extra = f" ({num_warmup} warm-up requests are left out)" if num_warmup else ""
         raise BadWindow(
@@ -77,11 +85,14 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     )
     engine = None
     if vantage != "engine":
-        engine = store.rows(
-            "request", window, COLUMNS, where="vantage = 'engine'", order_by="arrival_ns, output_tokens DESC"
+        wider = Window(
+            None if window.start_ns is None else window.start_ns - JOIN_REACH_NS,
+            None if window.end_ns is None else window.end_ns + JOIN_REACH_NS,
+            window.run_id,
         )
+        engine = store.rows("request", wider, COLUMNS, where="vantage = 'engine'", order_by=SERVED_FIRST)
         engine = engine if engine.num_rows else None
-    requests = join_vantages(table, engine, vantage, origin)
+    requests = join_vantages(table, engine, vantage, origin, delivered - table.num_rows)
     workers = _workers(store, bounds)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
@@ -140,7 +151,7 @@ def _workers(store: Store, window: Window) -> list[WorkerFacts]:
     for row in table.to_pylist():
         facts = merged.setdefault(row["worker"], {"flags": {}})
         for key in ("engine", "engine_version", "block_size", "num_blocks", "prefix_caching"):
-            if row.get(key) is not None:
+            if row.get(key) is not None and (row[key] or key == "prefix_caching"):  # no pool has blocks of size 0
                 facts[key] = row[key]
         facts["flags"].update({k: v for k, v in dict(row.get("flags") or []).items() if v is not None})
     return [WorkerFacts(worker=name, **facts) for name, facts in merged.items()]
@@ -170,8 +181,9 @@ def _marks(store: Store, window: Window, origin: int) -> list[MarkFact]:
 
 
 def _clock_error(marks: Sequence[MarkFact]) -> float | None:
-    errors = [float(m.attrs["error_s"]) for m in marks if m.mark == "clock" and "error_s" in m.attrs]
-    return max(errors) if errors else None
+    errors = [m.number("error_s") for m in marks if m.mark == "clock"]
+    known = [error for error in errors if error is not None]
+    return max(known) if known else None
 
 
 def _lineage(

@@ -45,7 +45,8 @@ INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns
 
 
 COLUMNS = [
-    *("request_id", "worker", "state", "tenant", "workload", "session_id", "prefix_hash", "labels"),
+    *("request_id", "attempt", "generation_id", "worker", "state", "tenant", "workload", "session_id"),
+    *("prefix_hash", "labels"),
     *INSTANTS,
     *NUMBERS,
     "token_ns",
@@ -62,10 +63,26 @@ def _as_map(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.map_(pa.string(), pa.string()))
 
 
-def join_vantages(table: pa.Table, engine: pa.Table | None, vantage: str, origin: int) -> RequestFacts:
+def once(table: pa.Table) -> pa.Table:
+    """The table without rows that were delivered twice: same request, attempt, generation, worker and arrival.
+
+    Senders without a batch identity deliver at least once; a retry differs in its attempt or at least in its arrival.
+    """
+    if pc.count_distinct(table["request_id"]).as_py() == table.num_rows:
+        return table
+    keys = ["request_id", "attempt", "generation_id", "worker", "arrival_ns"]
+    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
+    first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
+    return table.take(pa.array(np.sort(np.asarray(first))))
+
+
+def join_vantages(
+    table: pa.Table, engine: pa.Table | None, vantage: str, origin: int, num_duplicates: int = 0
+) -> RequestFacts:
     n = table.num_rows
     instants = {name: seconds_since(table[name], origin) for name in INSTANTS}
     numbers = {name: floats(table[name]) for name in NUMBERS}
+    invalid = sum(int(np.isnan(numbers[name]).sum()) - table[name].null_count for name in NUMBERS)
     worker = table["worker"]
     own = {
         "arrival": "arrival_ns",
@@ -76,8 +93,7 @@ def join_vantages(table: pa.Table, engine: pa.Table | None, vantage: str, origin
     if vantage == "engine":
         engine_at = {key: instants[column] for key, column in own.items()}
     elif engine is not None:
-        position = pc.index_in(table["request_id"], value_set=engine["request_id"].combine_chunks())
-        taken = engine.take(position.combine_chunks() if isinstance(position, pa.ChunkedArray) else position)
+        taken = engine.take(_position(table, engine))
         engine_at = {key: seconds_since(taken[column], origin) for key, column in own.items()}
         for name in NUMBERS:
             theirs = floats(taken[name])
@@ -122,7 +138,21 @@ def join_vantages(table: pa.Table, engine: pa.Table | None, vantage: str, origin
         prefix=_objects(table["prefix_hash"]),
         finished=np.array([s == "finished" for s in state], dtype=bool),
         gaps=_gaps(table, origin),
+        num_invalid=invalid,
+        num_duplicates=num_duplicates,
     )
+
+
+def _position(table: pa.Table, engine: pa.Table) -> pa.Array:
+    """Row of `engine` for each row of `table`: the same request and attempt, else the first row of the same request."""
+    position = pc.index_in(table["request_id"], value_set=engine["request_id"].combine_chunks())
+    if pc.max(table["attempt"]).as_py():
+        keys = [
+            pc.binary_join_element_wise(t["request_id"], t["attempt"].cast(pa.string()), "\x00")
+            for t in (table, engine)
+        ]
+        position = pc.coalesce(pc.index_in(keys[0], value_set=keys[1].combine_chunks(), skip_nulls=True), position)
+    return position.combine_chunks() if isinstance(position, pa.ChunkedArray) else position
 
 
 def estimate_computed(
@@ -149,7 +179,9 @@ def _gaps(table: pa.Table, origin: int) -> Gaps | None:
     lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
     if lengths.sum() == 0:
         return None
-    at = np.asarray(column.flatten()).astype(np.int64)
+    flat = column.flatten()
+    unknown = np.asarray(pc.is_null(flat))
+    at = np.asarray(pc.fill_null(flat, 0)).astype(np.int64)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.zeros(len(at), dtype=bool)
     starts[np.cumsum(lengths)[:-1][np.cumsum(lengths)[:-1] < len(at)]] = True
@@ -157,11 +189,10 @@ def _gaps(table: pa.Table, origin: int) -> Gaps | None:
     gap = np.diff(at, prepend=at[0]) / 1e9
     counts = table["token_counts"].combine_chunks()
     tokens = np.ones(len(at))
-    if counts.null_count < len(counts):
-        flat = np.asarray(counts.flatten()).astype(float)
-        if len(flat) == len(at):
-            tokens = flat
-    keep = ~starts
+    if np.array_equal(np.asarray(pc.fill_null(pc.list_value_length(counts), 0)), lengths):
+        tokens = np.asarray(counts.flatten()).astype(float)
+    # a gap needs both its ends, in order
+    keep = ~starts & ~unknown & ~np.roll(unknown, 1) & (gap >= 0)
     return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep])
 
 
@@ -175,12 +206,13 @@ def seconds_since(column: pa.ChunkedArray, origin: int) -> F64:
 
 
 def floats(column: pa.ChunkedArray) -> F64:
-    return np.asarray(
-        column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if isinstance(column, pa.Array)
-        else column.cast(pa.float64()).to_numpy(),
-        dtype=float,
+    """Durations, lengths and counts as floats. NaN for null and for what cannot be: negative or infinite."""
+    plain = column.cast(pa.float64(), safe=False)  # counts beyond 2^53 lose their last digits, which nobody needs
+    values = np.array(
+        plain.to_numpy(zero_copy_only=False) if isinstance(plain, pa.Array) else plain.to_numpy(), dtype=float
     )
+    values[~(np.isfinite(values) & (values >= 0))] = np.nan
+    return values
 
 
 def _objects(column: pa.ChunkedArray) -> Obj:

@@ -12,6 +12,8 @@ from diagnosis.wording import number, percent, seconds
 
 TOLERANCE = 0.05
 """Relative difference of two counts of the same thing that scraping once a second explains."""
+BEFORE_FIRST_TOKEN = ("frontend_s", "tokenize_s", "queue_s", "cache_lookup_s", "kv_load_s", "alloc_s", "prefill_s")
+"""Phases of one worker that lie before the first token wherever they are told."""
 PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
 """What a check's outcome does to the confidence of all causes."""
 
@@ -30,6 +32,10 @@ def check(facts: Facts) -> list[Check]:
     made = [
         _gaps(facts),
         _clocks(facts),
+        _invalid(facts),
+        _duplicates(facts),
+        _instants(facts),
+        _phases(facts),
         _ttft_order(facts),
         _cached_tokens(facts),
         _usage_range(facts),
@@ -70,7 +76,7 @@ def _gaps(facts: Facts) -> Check | None:
     gaps = [m for m in facts.marks if m.mark == "gap"]
     if not gaps:
         return Check("gaps", "ok", f"{facts.name}: no gap in the telemetry is known")
-    dropped = sum(float(m.attrs.get("dropped_rows", 0) or 0) for m in gaps)
+    dropped = sum(m.number("dropped_rows") or 0.0 for m in gaps)
     return Check(
         "gaps", "warning", f"{facts.name}: {len(gaps)} gaps in the telemetry, {number(dropped)} rows known to be lost"
     )
@@ -83,6 +89,56 @@ def _clocks(facts: Facts) -> Check | None:
         )
     status = "warning" if facts.clock_error_s > 0.01 else "ok"
     return Check("clocks", status, f"{facts.name}: clocks agree within {seconds(facts.clock_error_s)}")
+
+
+def _invalid(facts: Facts) -> Check | None:
+    found = facts.requests.num_invalid
+    if found == 0:
+        return None
+    return Check(
+        "values",
+        "warning",
+        f"{facts.name}: {number(found)} durations or counts of requests are negative or infinite; they are taken as unknown",
+    )
+
+
+def _duplicates(facts: Facts) -> Check | None:
+    found = facts.requests.num_duplicates
+    if found == 0:
+        return None
+    return Check("duplicates", "ok", f"{facts.name}: {number(found)} request rows were delivered twice and count once")
+
+
+def _instants(facts: Facts) -> Check | None:
+    """No clock runs backwards within one vantage."""
+    r = facts.requests
+    early = (r.first_token_s < r.arrival_s) | (r.last_token_s < r.first_token_s) | (r.end_s < r.last_token_s)
+    if not early.any():
+        return None
+    return Check(
+        "instants",
+        "contradiction" if float(early.mean()) > 0.01 else "warning",
+        f"{facts.name}: in {number(int(early.sum()))} requests ({percent(float(early.mean()))}) arrival, first token, last token "
+        "and end do not follow each other; a latency below zero is left out",
+    )
+
+
+def _phases(facts: Facts) -> Check | None:
+    """Phases up to the first token are disjoint, so they cannot sum to more than the TTFT at the same vantage."""
+    r = facts.requests
+    ttft = r.engine_first_s - r.engine_arrival_s
+    told = np.nansum([r.get(name) for name in BEFORE_FIRST_TOKEN], axis=0)
+    known = np.isfinite(ttft) & (ttft >= 0) & (told > 0)
+    if not known.any():
+        return None
+    more = float(np.mean(told[known] > ttft[known] * (1 + TOLERANCE) + 0.002))
+    if more <= 0.01:
+        return Check("phases", "ok", f"{facts.name}: the phases of requests fit into their TTFT")
+    return Check(
+        "phases",
+        "contradiction",
+        f"{facts.name}: in {percent(more)} of requests the phases before the first token sum to more than the TTFT itself",
+    )
 
 
 def _ttft_order(facts: Facts) -> Check | None:

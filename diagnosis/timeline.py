@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diagnosis.censored import at_least_s
 from diagnosis.facts import F64, Bool, Facts
 from diagnosis.rows import KINDS
 from diagnosis.work_model import WorkModel
@@ -73,19 +74,32 @@ def build(facts: Facts, worker: int, spent: Spent, model: WorkModel, most_runnin
         return None
     arrival, scheduled, first = r.engine_arrival_s[mine], r.scheduled_s[mine], r.engine_first_s[mine]
     last = np.where(np.isfinite(r.engine_last_s[mine]), r.engine_last_s[mine], first)
-    edges = np.unique(np.concatenate([arrival, scheduled, first, last]))
+    gone = given_up(facts) & (r.worker == worker)
+    came = np.concatenate([arrival, r.engine_arrival_s[gone]])
+    left = np.concatenate([scheduled, r.engine_arrival_s[gone] + at_least_s(facts)[gone]])
+    edges = np.unique(np.concatenate([came, left, first, last]))
     if len(edges) < 2:
         return None
     activity = _activity(edges, scheduled, first, spent, mine)
     running = _level(edges, scheduled, last)
     prefilling = _level(edges, scheduled, first)
-    waiting = _level(edges, arrival, scheduled)
+    waiting = _level(edges, came, left)
     seats = facts.seats(r.worker_names[worker])
     binding = _binding_from_steps(facts, worker, edges)
     if binding is None:
         wanted = _blocks_wanted(facts, mine, edges)
         binding = _binding(facts, running, prefilling, waiting, wanted, seats, most_running)
     return Timeline(edges, activity, binding, running, waiting, seats)
+
+
+def given_up(facts: Facts) -> Bool:
+    """Unfinished requests that no step ever worked on, [n]: the engine knew them, and tells of others when they were scheduled."""
+    r = facts.requests
+    waited = np.isfinite(at_least_s(facts)) & np.isfinite(r.engine_arrival_s)
+    never = waited & ~np.isfinite(r.scheduled_s) & ~np.isfinite(r.engine_first_s)
+    told = np.zeros(len(r.worker_names), dtype=bool)
+    told[np.unique(r.worker[np.isfinite(r.scheduled_s)])] = True
+    return never & told[r.worker]
 
 
 def most_running(facts: Facts) -> int:
