@@ -19,7 +19,8 @@ import duckdb
 from engine_probe.errors import StoreError
 from engine_probe.events import KINDS
 from store.border import border
-from store.seal import literal, sealed_files
+from store.seal import sealed_files
+from store.statements import literal
 from store.views import install_views
 
 if TYPE_CHECKING:

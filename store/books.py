@@ -8,6 +8,7 @@ transaction is on disk. `fold` moves the journal into `batch_range` and `sender`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
@@ -19,7 +20,7 @@ from engine_probe.events import KINDS
 from store.clock import SenderClock
 from store.interface import BatchId, SourceInfo
 from store.ranges import SeqRanges
-from store.statements import render
+from store.statements import literal, render
 from store.tables import BATCH_JOURNAL, BATCH_RANGE, KIND_STATE, SENDER
 
 Key = tuple[str, str]
@@ -49,6 +50,14 @@ class SenderState:
         if entry.clock_offset_s is not None:
             self.clock_offset_s, self.clock_error_s = entry.clock_offset_s, entry.clock_error_s
 
+    def absorb(self, other: SenderState) -> None:
+        """Take over what another one sent."""
+        self.first_received_ns = min(self.first_received_ns, other.first_received_ns)
+        self.last_received_ns = max(self.last_received_ns, other.last_received_ns)
+        self.num_batches += other.num_batches
+        for kind, count in other.num_rows.items():
+            self.num_rows[kind] = self.num_rows.get(kind, 0) + count
+
 
 @dataclass(slots=True)
 class KindState:
@@ -77,19 +86,14 @@ class Entry:
         """Whose batches they are."""
         return self.source, self.epoch
 
-    def values(self) -> list[Any]:
-        """Parameters of the row."""
-        return [
-            self.source,
-            self.epoch,
-            self.first_seq,
-            self.last_seq,
-            self.received_ns,
-            self.num_batches,
-            _map(self.num_rows),
-            self.clock_offset_s,
-            self.clock_error_s,
-        ]
+    def literals(self) -> str:
+        """The row as SQL text."""
+        counts = ", ".join(f"{literal(kind)}: {count}" for kind, count in self.num_rows.items())
+        first, last = ("NULL", "NULL") if self.first_seq is None else (self.first_seq, self.last_seq)
+        return (
+            f"({literal(self.source)}, {literal(self.epoch)}, {first}, {last}, {self.received_ns}, {self.num_batches}, "
+            f"MAP {{{counts}}}, {_double(self.clock_offset_s)}, {_double(self.clock_error_s)})"
+        )
 
 
 class Books:
@@ -167,9 +171,11 @@ class Books:
         return merged
 
     def write(self, cursor: duckdb.DuckDBPyConnection, entries: list[Entry]) -> None:
-        """Write the entries inside the transaction that is open on `cursor`."""
-        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(entries))
-        cursor.execute(f"INSERT INTO batch_journal VALUES {marks}", [v for entry in entries for v in entry.values()])
+        """Write the entries inside the transaction that is open on `cursor`.
+
+        As text and not with parameters: DuckDB's Python binding takes 7 ms for nine of them and 2 ms for the text (1.5).
+        """
+        cursor.execute(f"INSERT INTO batch_journal VALUES {', '.join(entry.literals() for entry in entries)}")
 
     def settle(self, entries: list[Entry]) -> None:
         """The transaction is on disk: take its entries over."""
@@ -194,29 +200,44 @@ class Books:
             return
         cursor.execute("BEGIN")
         for key in self._unfolded:
-            cursor.execute("DELETE FROM batch_range WHERE source = ? AND epoch = ?", list(key))
-            cursor.execute("DELETE FROM sender WHERE source = ? AND epoch = ?", list(key))
+            _drop_sender(cursor, key)
             ranges = [value for span in self.ranges.get(key, ()) for value in (*key, *span)]
             if ranges:
                 marks = ", ".join(["(?, ?, ?, ?)"] * (len(ranges) // 4))
                 cursor.execute(f"INSERT INTO batch_range VALUES {marks}", ranges)
-            state = self.senders[key]
-            cursor.execute(
-                "INSERT INTO sender VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    *key,
-                    state.first_received_ns,
-                    state.last_received_ns,
-                    state.num_batches,
-                    _map(state.num_rows),
-                    state.clock_offset_s,
-                    state.clock_error_s,
-                ],
-            )
+            _insert_sender(cursor, key, self.senders[key])
         cursor.execute("DELETE FROM batch_journal")
         cursor.execute("COMMIT")
         self._journal_rows = 0
         self._unfolded.clear()
+
+    def forget(self, cursor: duckdb.DuckDBPyConnection, prefix: str, before_ns: int) -> int:
+        """Drop the identities whose epoch begins with `prefix` and that were last heard before an instant; how many.
+
+        What they sent stays counted, under their source without identity.
+        """
+        old = [k for k, s in self.senders.items() if k[1].startswith(prefix) and s.last_received_ns < before_ns]
+        if not old:
+            return 0
+        self.fold(cursor)
+        heirs: dict[Key, SenderState] = {}
+        cursor.execute("BEGIN")
+        for key in old:
+            heir = (key[0], "")
+            if heir not in heirs:
+                heirs[heir] = deepcopy(self.senders.get(heir, SenderState(before_ns, 0)))
+            heirs[heir].absorb(self.senders[key])
+            _drop_sender(cursor, key)
+        for heir, state in heirs.items():
+            _drop_sender(cursor, heir)
+            _insert_sender(cursor, heir, state)
+        cursor.execute("COMMIT")
+        with self._settling:
+            for key in old:
+                self.ranges.pop(key, None)
+                del self.senders[key]
+            self.senders.update(heirs)
+        return len(old)
 
     def num_appended(self, kind: str) -> int:
         """Rows of a kind ever committed."""
@@ -253,9 +274,26 @@ def _touch(last: int | None, first: int | None) -> bool:
     return first == last + 1
 
 
+def _double(value: float | None) -> str:
+    return "NULL" if value is None else f"'{value!r}'::DOUBLE"
+
+
 def _map(counts: Mapping[str, int]) -> dict[str, list[Any]]:
     """A MAP as DuckDB's Python binding takes it."""
     return {"key": list(counts), "value": list(counts.values())}
+
+
+def _drop_sender(cursor: duckdb.DuckDBPyConnection, key: Key) -> None:
+    cursor.execute("DELETE FROM batch_range WHERE source = ? AND epoch = ?", list(key))
+    cursor.execute("DELETE FROM sender WHERE source = ? AND epoch = ?", list(key))
+
+
+def _insert_sender(cursor: duckdb.DuckDBPyConnection, key: Key, state: SenderState) -> None:
+    totals = [state.first_received_ns, state.last_received_ns, state.num_batches, _map(state.num_rows)]
+    cursor.execute(
+        "INSERT INTO sender VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [*key, *totals, state.clock_offset_s, state.clock_error_s],
+    )
 
 
 def _fetch(cursor: duckdb.DuckDBPyConnection, statement: Any) -> Iterator[tuple[Any, ...]]:

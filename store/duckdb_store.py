@@ -315,13 +315,13 @@ def contract_types(kind: str, table: pa.Table) -> pa.Table:
 def check_batch(batch: Batch) -> None:
     """BatchRejected where the identity is none, or a table does not have exactly the columns of a known kind."""
     identity = batch.identity
-    if identity is not None and not (
-        0 <= identity.seq < 2**63 and len(identity.source) <= _LONGEST_NAME and len(identity.epoch) <= _LONGEST_NAME
-    ):
+    seq = 0 if identity is None else identity.seq
+    names = (batch.source,) if identity is None else (identity.source, identity.epoch)
+    if not 0 <= seq < 2**63 or not all(_is_name(name) for name in names):
         raise BatchRejected(
-            f"The batch has no possible identity: seq {identity.seq} must be from 0 and below 2^63, and source and "
-            f"epoch at most {_LONGEST_NAME} characters.",
-            seq=identity.seq,
+            f"The batch has no possible identity: seq {seq} must be from 0 and below 2^63, and source and epoch 1 to "
+            f"{_LONGEST_NAME} characters of text without NUL.",
+            seq=seq,
         )
     for kind, table in batch.tables.items():
         if kind not in TABLES:
@@ -333,6 +333,10 @@ def check_batch(batch: Batch) -> None:
                 "Bring it there with engine_probe.schema.conform.",
                 kind=kind,
             )
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_NAME and "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _difference(found: pa.Schema, wanted: pa.Schema) -> str:

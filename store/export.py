@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from engine_probe.errors import StoreError, UsageError
 from engine_probe.events import CONTRACT_VERSION, KINDS, column_names
 from store.interface import Window
-from store.seal import literal
-from store.statements import in_window, instant_column, render_literal, table_of
+from store.statements import in_window, instant_column, literal, render_literal, table_of
 
 if TYPE_CHECKING:
     from store.duckdb_store import DuckDBStore

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +20,10 @@ class BatchId:
     source: str
     epoch: str
     seq: int
+
+
+KEY_EPOCH: Final = "idempotency-key:"
+"""Begin of an epoch that stands for one key of a sender without a spool. Such identities are forgotten after a while."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import duckdb
 
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.events import KINDS
+from store.interface import KEY_EPOCH
 from store.seal import SealReport, parquet_bytes, seal
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class RetentionPolicy:
     max_bytes           bytes of data in the database (the file does not shrink, its free room is used again)
     parquet_max_age_s   age of sealed files of live rows
     disk_budget_bytes   database and Parquet together; when runs alone exceed it, batches are refused with DiskFull
+    key_age_s           idempotency keys are forgotten so long after their batch; a sender's numbers never are
     """
 
     seal_after_s: float | None = 300.0
@@ -53,6 +55,7 @@ class RetentionPolicy:
     max_bytes: int | None = 50_000_000_000
     parquet_max_age_s: float | None = 14 * 86400.0
     disk_budget_bytes: int | None = None
+    key_age_s: float | None = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,9 @@ def prune(store: DuckDBStore, policy: RetentionPolicy, progress: Progress | None
     with store.upkeep:
         removed: dict[str, int] = {}
         num_files = 0
+        if policy.key_age_s is not None:
+            old_ns = now_ns - round(policy.key_age_s * 1e9)
+            store.call(lambda cursor: store.books.forget(cursor, KEY_EPOCH, old_ns))
         if policy.max_age_s is not None:
             _delete_through(store, now_ns - round(policy.max_age_s * 1e9), removed, tell, only_sealed=can_seal)
         if policy.parquet_max_age_s is not None:

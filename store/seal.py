@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from engine_probe.errors import StoreError
 from engine_probe.events import KINDS
+from store.statements import literal
 
 if TYPE_CHECKING:
     from store.duckdb_store import DuckDBStore
@@ -206,11 +207,6 @@ def _finish(
         )
     cursor.execute("UPDATE kind_state SET sealed_through_ns = ? WHERE kind = ?", [through_ns, kind])
     cursor.execute("COMMIT")
-
-
-def literal(text: str) -> str:
-    """The text as an SQL literal, for statements that take no parameters (COPY, ATTACH)."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _temporary(path: Path) -> Path:

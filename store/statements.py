@@ -22,6 +22,11 @@ def render(statement: Any) -> tuple[str, list[Any]]:
     return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
 
+def literal(text: str) -> str:
+    """The text as an SQL literal, for statements that take no parameters (COPY, ATTACH) or are slow with them."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def render_literal(expression: Any) -> str:
     """SQL text with the values written into it, for statements that take no parameters (COPY)."""
     return str(expression.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True}))

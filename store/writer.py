@@ -5,7 +5,8 @@ means it is on disk. A batch that cannot be stored fails alone: when a group fai
 
 Group commit: a lone batch is committed at once; what arrives while a commit runs forms the next group, up to
 `MAX_GROUP_ROWS` rows. So the disk sets the pace and nobody waits for a timer (a commit takes milliseconds, far below
-the 250 ms promised).
+the 250 ms promised). Under a flood the groups grow, and from 122,880 rows of a kind on DuckDB writes them compressed at
+once and not through its log, which halves their cost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from store.queue import Append, Job, WriteQueue
 
 log = logging.getLogger(__name__)
 
-MAX_GROUP_ROWS: Final = 100_000
+MAX_GROUP_ROWS: Final = 2 * 122_880
 _SMALL_CHUNK_ROWS: Final = 2048
 
 T = TypeVar("T")

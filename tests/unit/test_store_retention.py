@@ -9,7 +9,7 @@ import pytest
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.schema import conform
 from store import retention
-from store.interface import Batch, BatchId
+from store.interface import KEY_EPOCH, Batch, BatchId
 from store.maintenance import Maintenance
 from store.open import open_store
 from store.retention import RetentionPolicy, drop_run, prune
@@ -69,6 +69,23 @@ def test_identities_outlive_the_rows(store, clock):
     prune(store, PLAIN)
     assert store.append(batch({"step": [step(0)]}, seq=0)).duplicate
     assert numbers(store) == []
+
+
+def test_idempotency_keys_are_forgotten_after_a_while(store, clock):
+    """A key is one identity each, so they would pile up: old ones go, young ones and senders' numbers stay."""
+
+    def keyed(key):
+        return store.append(Batch({"step": steps(0, 1)}, BatchId("curl", f"{KEY_EPOCH}{key}", 0))).duplicate
+
+    assert [keyed("a"), keyed("b")] == [False, False]
+    store.append(batch({"step": [step(1)]}, seq=0))
+    clock.advance(2 * HOUR)
+    assert [keyed("c"), keyed("b")] == [False, True]
+    prune(store, RetentionPolicy(None, None, None, None, key_age_s=HOUR))
+    assert list(store.verify()) == []
+    assert [keyed("a"), keyed("b"), keyed("c")] == [False, False, True]
+    assert store.append(batch({"step": [step(1)]}, seq=0)).duplicate
+    assert list(store.verify()) == []
 
 
 def test_the_newest_facts_of_a_worker_stay(store, clock):
