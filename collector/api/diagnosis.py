@@ -37,6 +37,7 @@ class VerdictDocument(BaseModel):
     metric: str
     quantile: str = Field(description="the quantile that was judged")
     requested_quantile: str
+    carried_by: Literal["quantile", "mean"] = Field(description="what carries the verdict")
     vantage: str
     windows: dict[str, Any]
     n: dict[str, int]

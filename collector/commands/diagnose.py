@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
+    from collector.client import CollectorClient
     from diagnosis.verdict import Verdict
 
 WindowOption = Annotated[
@@ -28,6 +31,12 @@ VantageOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Seed of the bootstrap; the same seed gives the same verdict.")]
 
 
+BundleOption = Annotated[
+    Path | None, typer.Option(help="Write an incident bundle: what another machine needs for the same verdict.")
+]
+FromBundleOption = Annotated[Path | None, typer.Option(help="Judge an incident bundle in place of a store.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the two verbs."""
     app.command("diagnose")(diagnose)
@@ -41,11 +50,11 @@ def diagnose(
     quantile: QuantileOption = "0.99",
     vantage: VantageOption = None,
     store: StoreOption = DEFAULT_STORE,
+    url: UrlOption = None,
+    token: TokenOption = None,
     seed: SeedOption = 0,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Write an incident bundle: what another machine needs for the same verdict.")
-    ] = None,
-    from_bundle: Annotated[Path | None, typer.Option(help="Diagnose an incident bundle in place of a store.")] = None,
+    bundle: BundleOption = None,
+    from_bundle: FromBundleOption = None,
     show_sql: Annotated[bool, typer.Option("--sql/--no-sql", help="Show the SQL behind each number.")] = True,
     json: JsonOption = False,
 ) -> None:
@@ -53,14 +62,15 @@ def diagnose(
 
     Without windows: the last 15 minutes against the same time on the last comparable day. Exit 1 where something changed.
     """
-    verdict = _verdict(baseline, suspect, metric, quantile, vantage, store, seed, bundle, from_bundle)
+    asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle)
+    document = verdict_of(asked)
     if json:
-        emit_json(verdict.to_dict())
+        emit_json(document)
     else:
         from diagnosis.text import render
 
-        emit(render(verdict.to_dict(), sql=show_sql))
-    raise typer.Exit(EXIT_OK if verdict.status == "no_change" else EXIT_FINDING)
+        emit(render(document, sql=show_sql))
+    raise typer.Exit(EXIT_OK if document["status"] == "no_change" else EXIT_FINDING)
 
 
 def report(
@@ -71,9 +81,11 @@ def report(
     quantile: QuantileOption = "0.99",
     vantage: VantageOption = None,
     store: StoreOption = DEFAULT_STORE,
+    url: UrlOption = None,
+    token: TokenOption = None,
     seed: SeedOption = 0,
-    bundle: Annotated[Path | None, typer.Option(help="Write an incident bundle beside the report.")] = None,
-    from_bundle: Annotated[Path | None, typer.Option(help="Report on an incident bundle in place of a store.")] = None,
+    bundle: BundleOption = None,
+    from_bundle: FromBundleOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write the postmortem report of a diagnosis as Markdown."""
@@ -83,52 +95,90 @@ def report(
         raise UsageError(
             f"the report is Markdown: give a file that ends in .md, not {output.name!r}", output=str(output)
         )
-    verdict = _verdict(baseline, suspect, metric, quantile, vantage, store, seed, bundle, from_bundle)
-    document = verdict.to_dict()
+    asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle)
+    document = verdict_of(asked)
     try:
         output.write_text(render_markdown(document, version=_version()), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the report cannot be written to {output}: {error.strerror}", output=str(output)) from error
     if json:
-        emit_json({"report": str(output), "status": verdict.status, "verdict": verdict.verdict})
+        emit_json({"report": str(output), "status": document["status"], "verdict": document["verdict"]})
     else:
-        emit(verdict.verdict)
+        emit(document["verdict"])
         say(f"report: {output}")
 
 
-def _verdict(
-    baseline: str | None,
-    suspect: str | None,
-    metric: str,
-    quantile: str,
-    vantage: str | None,
-    store_url: str,
-    seed: int,
-    bundle: Path | None,
-    from_bundle: Path | None,
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, and of whom: a bundle, a collector, or a store."""
+
+    baseline: str | None
+    suspect: str | None
+    metric: str
+    quantile: str
+    vantage: str | None
+    store: str
+    url: str | None
+    token: str | None
+    seed: int
+    bundle: Path | None
+    from_bundle: Path | None
+
+
+def verdict_of(asked: Question) -> dict[str, Any]:
+    """The verdict document. A bundle is written from the store itself: the collector that holds it has to be stopped for that."""
+    if asked.from_bundle is not None:
+        from diagnosis import bundle as bundles
+
+        if asked.bundle is not None:
+            raise UsageError("--bundle and --from-bundle exclude each other")
+        return bundles.diagnose(asked.from_bundle).to_dict()
+    if asked.bundle is not None:
+        if asked.url is not None:
+            raise UsageError(
+                "--bundle copies rows out of the store: give --store, not --url (stop the collector meanwhile)"
+            )
+        return _from_store(asked).to_dict()
+    return ask(
+        asked.store, asked.url, asked.token, lambda: _from_store(asked).to_dict(), lambda c: _from_collector(c, asked)
+    )
+
+
+def _from_collector(client: CollectorClient, asked: Question) -> dict[str, Any]:
+    if asked.seed:
+        raise UsageError("--seed needs the store itself: a collector judges with seed 0")
+    names = ("baseline", "suspect", "metric", "quantile", "vantage")
+    document: dict[str, Any] = client.get("/api/v1/diagnosis", {name: getattr(asked, name) for name in names})
+    return document
+
+
+def _from_store(asked: Question) -> Verdict:
     from diagnosis import bundle as bundles
     from diagnosis.diagnose import diagnose as run
     from diagnosis.windows import parse_window
     from store.open import open_store
 
-    if from_bundle is not None:
-        if bundle is not None:
-            raise UsageError("--bundle and --from-bundle exclude each other")
-        return bundles.diagnose(from_bundle)
     now_ns = time.time_ns()
-    store = open_store(store_url, read_only=True)
-    try:
-        windows = [None if text is None else parse_window(text, store, now_ns) for text in (baseline, suspect)]
-        verdict = run(
-            store, windows[0], windows[1], metric=metric, quantile=quantile, vantage=vantage, now_ns=now_ns, seed=seed
+    with open_store(asked.store, read_only=True) as store:
+        base, suspect = (
+            None if text is None else parse_window(text, store, now_ns) for text in (asked.baseline, asked.suspect)
         )
-        if bundle is not None:
-            bundles.write(bundle, store, verdict, windows[0], windows[1], vantage=vantage, now_ns=now_ns, seed=seed)
-            say(f"incident bundle: {bundle}")
+        verdict = run(
+            store,
+            base,
+            suspect,
+            metric=asked.metric,
+            quantile=asked.quantile,
+            vantage=asked.vantage,
+            now_ns=now_ns,
+            seed=asked.seed,
+        )
+        if asked.bundle is not None:
+            bundles.write(
+                asked.bundle, store, verdict, base, suspect, vantage=asked.vantage, now_ns=now_ns, seed=asked.seed
+            )
+            say(f"incident bundle: {asked.bundle}")
         return verdict
-    finally:
-        store.close()
 
 
 def _version() -> str:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
-from engine_probe.errors import StoreBusy
 
 if TYPE_CHECKING:
     from collector.client import CollectorClient
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option(help="Ask the collector at this address instead of opening the store.", envvar="KVSCOPE_URL"),
-]
-TokenOption = Annotated[str | None, typer.Option(envvar="KVSCOPE_TOKEN", help="Token of the collector.")]
 WindowOption = Annotated[
     str | None,
     typer.Option(help="A run's name, START/END or NAME@START/END.", show_default="all live rows"),
 ]
-T = TypeVar("T")
 
 _COLUMNS: Final = (
     "request_id",
@@ -87,7 +80,7 @@ def list_(
     def from_store() -> dict[str, Any]:
         return _list_from_store(store, window, equal, sort, not ascending, limit, cursor)
 
-    page = _ask(store, url, token, from_store, from_collector)
+    page = ask(store, url, token, from_store, from_collector)
     if as_json:
         emit_json(page)
         return
@@ -112,33 +105,11 @@ def show(
         path = client.path("/api/v1/requests", request_id)
         return client.get(f"{path}/timeline", {"window": window}), client.get(path, {"window": window})
 
-    course, rows = _ask(store, url, token, lambda: _show_from_store(store, request_id, window), from_collector)
+    course, rows = ask(store, url, token, lambda: _show_from_store(store, request_id, window), from_collector)
     if as_json:
         emit_json({**rows, "timeline": course})
     else:
         emit(_course(course))
-
-
-def _ask(
-    store: str,
-    url: str | None,
-    token: str | None,
-    from_store: Callable[[], T],
-    from_collector: Callable[[CollectorClient], T],
-) -> T:
-    """From the collector at `url`, else from the store, else from the collector that holds the store."""
-    from collector.client import CollectorClient, holder_of
-
-    if url is not None:
-        return from_collector(CollectorClient(url, token))
-    try:
-        return from_store()
-    except StoreBusy:
-        holder = holder_of(store)
-        if holder is None:
-            raise
-        say(f"asking the collector at {holder}, which holds {store}")
-        return from_collector(CollectorClient(holder, token))
 
 
 def _list_from_store(
