@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
@@ -18,82 +17,14 @@ import sqlalchemy as sa
 
 from engine_probe.events import KINDS
 from store.clock import SenderClock
+from store.entries import Entry, Key, KindState, SenderState
 from store.interface import BatchId, SourceInfo
 from store.ranges import SeqRanges
-from store.statements import literal, render
+from store.statements import render
 from store.tables import BATCH_JOURNAL, BATCH_RANGE, KIND_STATE, SENDER
-
-Key = tuple[str, str]
-"""(source, epoch); the epoch of a sender without identity is empty."""
 
 FOLD_AFTER: Final = 1000
 """Rows of the journal after which it is folded."""
-
-
-@dataclass(slots=True)
-class SenderState:
-    """Totals of one sender and epoch."""
-
-    first_received_ns: int
-    last_received_ns: int
-    num_batches: int = 0
-    num_rows: dict[str, int] = field(default_factory=dict)
-    clock_offset_s: float | None = None
-    clock_error_s: float | None = None
-
-    def add(self, entry: Entry) -> None:
-        """Take in one row of the journal."""
-        self.last_received_ns = max(self.last_received_ns, entry.received_ns)
-        self.num_batches += entry.num_batches
-        for kind, count in entry.num_rows.items():
-            self.num_rows[kind] = self.num_rows.get(kind, 0) + count
-        if entry.clock_offset_s is not None:
-            self.clock_offset_s, self.clock_error_s = entry.clock_offset_s, entry.clock_error_s
-
-    def absorb(self, other: SenderState) -> None:
-        """Take over what another one sent."""
-        self.first_received_ns = min(self.first_received_ns, other.first_received_ns)
-        self.last_received_ns = max(self.last_received_ns, other.last_received_ns)
-        self.num_batches += other.num_batches
-        for kind, count in other.num_rows.items():
-            self.num_rows[kind] = self.num_rows.get(kind, 0) + count
-
-
-@dataclass(slots=True)
-class KindState:
-    """What retention and sealing did to one kind."""
-
-    num_removed: int = 0
-    sealed_through_ns: int | None = None
-
-
-@dataclass(slots=True)
-class Entry:
-    """One row of the journal: batches `first_seq..last_seq` of one sender (none without identity) in one commit."""
-
-    source: str
-    epoch: str
-    first_seq: int | None
-    last_seq: int | None
-    received_ns: int
-    num_batches: int
-    num_rows: dict[str, int]
-    clock_offset_s: float | None = None
-    clock_error_s: float | None = None
-
-    @property
-    def key(self) -> Key:
-        """Whose batches they are."""
-        return self.source, self.epoch
-
-    def literals(self) -> str:
-        """The row as SQL text."""
-        counts = ", ".join(f"{literal(kind)}: {count}" for kind, count in self.num_rows.items())
-        first, last = ("NULL", "NULL") if self.first_seq is None else (self.first_seq, self.last_seq)
-        return (
-            f"({literal(self.source)}, {literal(self.epoch)}, {first}, {last}, {self.received_ns}, {self.num_batches}, "
-            f"MAP {{{counts}}}, {_double(self.clock_offset_s)}, {_double(self.clock_error_s)})"
-        )
 
 
 class Books:
@@ -151,24 +82,6 @@ class Books:
             clock.saw(sent_ns, received_ns)
             entry.clock_offset_s, entry.clock_error_s = clock.offset_s, clock.error_s
         return entry
-
-    @staticmethod
-    def merged(entries: list[Entry]) -> list[Entry]:
-        """The entries of one commit with neighbouring batches of a sender made one row."""
-        merged: list[Entry] = []
-        for entry in sorted(entries, key=lambda e: (e.key, e.first_seq is not None, e.first_seq or 0)):
-            before = merged[-1] if merged else None
-            if before is None or before.key != entry.key or not _touch(before.last_seq, entry.first_seq):
-                merged.append(entry)
-                continue
-            before.last_seq = entry.last_seq
-            before.received_ns = max(before.received_ns, entry.received_ns)
-            before.num_batches += entry.num_batches
-            for kind, count in entry.num_rows.items():
-                before.num_rows[kind] = before.num_rows.get(kind, 0) + count
-            if entry.clock_offset_s is not None:
-                before.clock_offset_s, before.clock_error_s = entry.clock_offset_s, entry.clock_error_s
-        return merged
 
     def write(self, cursor: duckdb.DuckDBPyConnection, entries: list[Entry]) -> None:
         """Write the entries inside the transaction that is open on `cursor`.
@@ -265,17 +178,6 @@ class Books:
             clock_offset_s=state.clock_offset_s,
             clock_error_s=state.clock_error_s,
         )
-
-
-def _touch(last: int | None, first: int | None) -> bool:
-    """Two entries of one sender can be one: both without identity, or the second follows the first."""
-    if last is None or first is None:
-        return last is None and first is None
-    return first == last + 1
-
-
-def _double(value: float | None) -> str:
-    return "NULL" if value is None else f"'{value!r}'::DOUBLE"
 
 
 def _map(counts: Mapping[str, int]) -> dict[str, list[Any]]:

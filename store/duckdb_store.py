@@ -6,7 +6,7 @@ Invariant: one thread writes (`writer.py`), few readers read (`database.py`), no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager
@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from engine_probe.errors import BatchRejected, KvscopeError, StoreBusy, StoreError
+from engine_probe.errors import KvscopeError, StoreBusy, StoreError
 from engine_probe.events import KINDS
-from engine_probe.schema import arrow_schema
 from store.books import Books
 from store.border import border
+from store.conform import check_batch, contract_types
 from store.database import Database
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
 from store.migrate import Migration, load, migrate, pending
 from store.queue import Append, WriteQueue
-from store.seal import recover, sealed_files
+from store.seal import recover
 from store.statements import instant_column, render, select_rows
-from store.tables import TABLES
-from store.views import install_views, views
+from store.views import install_views
 from store.writer import Writer
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REVIVAL_S = 0.2
-_LONGEST_NAME = 1000
 
 
 class DuckDBStore:
@@ -197,23 +195,14 @@ class DuckDBStore:
 
         `direct`: name the database file in place of the rows, for a child that opens it once this store is closed.
         """
-        from store.sandbox import SqlData
+        from store.sql_data import sql_data
 
-        folder = self.parquet_dir
-        with self._database.reading() as cursor:
-            cursor.execute("BEGIN")
-            files = sealed_files(cursor, folder) if folder is not None else {}
-            marks = cursor.execute("SELECT kind, sealed_through_ns FROM kind_state").fetchall()
-            cursor.execute("COMMIT")
-        sealed = {str(kind): int(through) for kind, through in marks if through is not None}
-        return SqlData(
-            parquet_dir=folder,
-            files=files,
-            hot={} if direct else HotRows(self, sealed),
-            database=self._database.path if direct else None,
-            sealed_through_ns=sealed if direct else {},
-            views=[(view.name, view.select, view.doc) for view in views()],
-        )
+        return sql_data(self, direct=direct)
+
+    @property
+    def path(self) -> Path | None:
+        """The database file; None in memory."""
+        return self._database.path
 
     def now_ns(self) -> int:
         """The store's clock."""
@@ -274,78 +263,3 @@ class DuckDBStore:
                 )
         finally:
             cursor.close()
-
-
-class HotRows(Mapping[str, pa.Table]):
-    """Kind -> rows that are in no sealed file yet, fetched when asked for (later ones may be among them)."""
-
-    def __init__(self, store: DuckDBStore, sealed_through_ns: Mapping[str, int]) -> None:
-        self._store, self._sealed = store, sealed_through_ns
-
-    def __getitem__(self, kind: str) -> pa.Table:
-        return self.select(kind, None)
-
-    def select(self, kind: str, columns: Sequence[str] | None) -> pa.Table:
-        """The rows of a kind with some of its columns, None for all."""
-        if kind not in KINDS:
-            raise KeyError(kind)
-        some = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
-        sql = f'SELECT {some} FROM "{kind}" WHERE received_ns > ?'
-        return contract_types(kind, self._store.query(sql, [self._sealed.get(kind, -(2**63) + 1)]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(KINDS)
-
-    def __len__(self) -> int:
-        return len(KINDS)
-
-
-def contract_types(kind: str, table: pa.Table) -> pa.Table:
-    """The table with the contract's Arrow types where a column is the contract's (DuckDB names list items its way)."""
-    schema = arrow_schema(kind)
-    for position, field in enumerate(table.schema):
-        wanted = schema.get_field_index(field.name)
-        if wanted >= 0 and field.type != schema.field(wanted).type:
-            table = table.set_column(
-                position, schema.field(wanted), table.column(position).cast(schema.field(wanted).type)
-            )
-    return table
-
-
-def check_batch(batch: Batch) -> None:
-    """BatchRejected where the identity is none, or a table does not have exactly the columns of a known kind."""
-    identity = batch.identity
-    seq = 0 if identity is None else identity.seq
-    names = (batch.source,) if identity is None else (identity.source, identity.epoch)
-    if not 0 <= seq < 2**63 or not all(_is_name(name) for name in names):
-        raise BatchRejected(
-            f"The batch has no possible identity: seq {seq} must be from 0 and below 2^63, and source and epoch 1 to "
-            f"{_LONGEST_NAME} characters of text without NUL.",
-            seq=seq,
-        )
-    for kind, table in batch.tables.items():
-        if kind not in TABLES:
-            raise BatchRejected(f"There is no kind {kind!r}. The kinds are {', '.join(TABLES)}.", kind=kind)
-        wanted = arrow_schema(kind)
-        if not table.schema.equals(wanted, check_metadata=False):
-            raise BatchRejected(
-                f"The {kind} table does not have the contract's columns: {_difference(table.schema, wanted)}. "
-                "Bring it there with engine_probe.schema.conform.",
-                kind=kind,
-            )
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= _LONGEST_NAME and "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _difference(found: pa.Schema, wanted: pa.Schema) -> str:
-    """First difference of two schemas, in words."""
-    for field in wanted:
-        position = found.get_field_index(field.name)
-        if position < 0:
-            return f"{field.name} is absent"
-        if found.field(position).type != field.type:
-            return f"{field.name} is {found.field(position).type} and must be {field.type}"
-    extra = [name for name in found.names if name not in wanted.names]
-    return f"{extra[0]} is not in the contract" if extra else "their order differs"

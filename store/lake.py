@@ -25,7 +25,7 @@ import pyarrow as pa
 from engine_probe.errors import StoreBusy, StoreError
 from engine_probe.events import KINDS
 from store.border import border
-from store.duckdb_store import check_batch, contract_types
+from store.conform import check_batch, contract_types
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
 from store.lake_commit import Committed, LakeCommitter, alone, install
 from store.statements import create_statement, instant_column, render, select_rows

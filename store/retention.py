@@ -8,15 +8,14 @@ received a row. Deleting is done in slices between commits, so senders wait for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-import duckdb
+from typing import TYPE_CHECKING, Final
 
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.events import KINDS
+from store.deletion import Progress, delete_files, delete_rows, delete_through
 from store.interface import KEY_EPOCH
 from store.seal import SealReport, parquet_bytes, seal
 
@@ -25,15 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SLICE_ROWS: Final = 250_000
-_KEPT_FACTS: Final = 20
-"""Newest `worker` rows of a worker that stay whatever their age: later questions need its geometry."""
 _ROUNDS: Final = 12
 _MOST_IN_VAIN: Final = 2
-FILES_REMOVED: Final = "files_removed_through_ns"
-"""Setting: files of live rows received up to this instant may be gone."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +77,9 @@ def prune(store: DuckDBStore, policy: RetentionPolicy, progress: Progress | None
             old_ns = now_ns - round(policy.key_age_s * 1e9)
             store.call(lambda cursor: store.books.forget(cursor, KEY_EPOCH, old_ns))
         if policy.max_age_s is not None:
-            _delete_through(store, now_ns - round(policy.max_age_s * 1e9), removed, tell, only_sealed=can_seal)
+            delete_through(store, now_ns - round(policy.max_age_s * 1e9), removed, tell, only_sealed=can_seal)
         if policy.parquet_max_age_s is not None:
-            num_files += _delete_files(store, now_ns - round(policy.parquet_max_age_s * 1e9), tell)
+            num_files += _delete_old_files(store, now_ns - round(policy.parquet_max_age_s * 1e9), tell)
         if removed:
             store.checkpoint()
         if policy.max_bytes is not None:
@@ -110,64 +102,13 @@ def drop_run(store: DuckDBStore, run_id: str, progress: Progress | None = None) 
     with store.upkeep:
         removed: dict[str, int] = {}
         for kind in KINDS:
-            count = store.call(partial(_delete, store, kind, "run_id = ?", [run_id]))
+            count = store.call(partial(delete_rows, store, kind, "run_id = ?", [run_id]))
             if count:
                 removed[kind] = count
                 tell(f"deleted {count} {kind} rows of {run_id}")
-        num_files = _delete_listed(store, "run_id = ?", [run_id])
+        num_files = delete_files(store, "run_id = ?", [run_id])
         store.checkpoint()
         return PruneReport(removed, num_files, store.data_bytes(), _parquet_bytes(store))
-
-
-def _delete_through(
-    store: DuckDBStore, through_ns: int, removed: dict[str, int], tell: Progress, *, only_sealed: bool
-) -> None:
-    """Delete live rows received at or before `through_ns`, oldest first, a slice a job."""
-    for kind in KINDS:
-        limit = through_ns
-        if only_sealed:
-            sealed = store.books.kinds[kind].sealed_through_ns
-            if sealed is None:
-                continue
-            limit = min(limit, sealed)
-        total = 0
-        while True:
-            count = store.call(partial(_delete_slice, store, kind, limit))
-            total += count
-            if count < _SLICE_ROWS // 2:
-                break
-        if total:
-            removed[kind] = removed.get(kind, 0) + total
-            tell(f"deleted {total} {kind} rows")
-
-
-def _delete_slice(store: DuckDBStore, kind: str, through_ns: int, cursor: duckdb.DuckDBPyConnection) -> int:
-    """Delete up to about `_SLICE_ROWS` of the oldest live rows received at or before `through_ns`."""
-    (edge,) = cursor.execute(
-        f'SELECT max(received_ns) FROM (SELECT received_ns FROM "{kind}" WHERE run_id IS NULL AND received_ns <= ? '
-        f"LIMIT {_SLICE_ROWS})",
-        [through_ns],
-    ).fetchone() or (None,)
-    if edge is None:
-        return 0
-    condition = "run_id IS NULL AND received_ns <= ?"
-    if kind == "worker":
-        condition += (
-            " AND rowid NOT IN (SELECT rowid FROM worker WHERE run_id IS NULL "
-            f"QUALIFY row_number() OVER (PARTITION BY worker ORDER BY at_ns DESC, rowid DESC) <= {_KEPT_FACTS})"
-        )
-    return _delete(store, kind, condition, [edge], cursor)
-
-
-def _delete(store: DuckDBStore, kind: str, condition: str, values: list[Any], cursor: duckdb.DuckDBPyConnection) -> int:
-    """Delete rows and count them in the books, in one transaction."""
-    cursor.execute("BEGIN")
-    (count,) = cursor.execute(f'DELETE FROM "{kind}" WHERE {condition}', values).fetchone() or (0,)
-    if count:
-        cursor.execute("UPDATE kind_state SET num_removed = num_removed + ? WHERE kind = ?", [count, kind])
-    cursor.execute("COMMIT")
-    store.books.kinds[kind].num_removed += int(count)
-    return int(count)
 
 
 def _shrink(store: DuckDBStore, max_bytes: int, removed: dict[str, int], tell: Progress, *, only_sealed: bool) -> None:
@@ -184,7 +125,7 @@ def _shrink(store: DuckDBStore, max_bytes: int, removed: dict[str, int], tell: P
         if edge is None:
             return
         before = sum(removed.values())
-        _delete_through(store, edge, removed, tell, only_sealed=only_sealed)
+        delete_through(store, edge, removed, tell, only_sealed=only_sealed)
         if sum(removed.values()) == before:
             return
         store.checkpoint()
@@ -206,8 +147,8 @@ def _edge_of_oldest(store: DuckDBStore, share: float) -> int | None:
     return int(row["newest"]) if share >= 1.0 else int(row["edge"])
 
 
-def _delete_files(store: DuckDBStore, before_ns: int, tell: Progress) -> int:
-    count = _delete_listed(store, "run_id IS NULL AND through_ns < ?", [before_ns])
+def _delete_old_files(store: DuckDBStore, before_ns: int, tell: Progress) -> int:
+    count = delete_files(store, "run_id IS NULL AND through_ns < ?", [before_ns])
     if count:
         tell(f"deleted {count} Parquet files")
     return count
@@ -225,48 +166,11 @@ def _shrink_files(store: DuckDBStore, budget_bytes: int, tell: Progress) -> int:
     for file in files:
         if excess <= 0:
             break
-        count += _delete_listed(store, "path = ?", [file["path"]])
+        count += delete_files(store, "path = ?", [file["path"]])
         excess -= file["num_bytes"]
     if count:
         tell(f"deleted {count} Parquet files over the disk budget")
     return count
-
-
-def _delete_listed(store: DuckDBStore, condition: str, values: list[Any]) -> int:
-    """Delete sealed files and then their rows of the log; a crash in between is made good by the next call."""
-    if store.parquet_dir is None:
-        return 0
-    rows = store.query(
-        f"SELECT path, run_id, through_ns FROM seal_log WHERE sealed_ns IS NOT NULL AND {condition}", values
-    ).to_pylist()
-    for row in rows:
-        (store.parquet_dir / row["path"]).unlink(missing_ok=True)
-    if rows:
-        names = [row["path"] for row in rows]
-        through_ns = max((row["through_ns"] for row in rows if row["run_id"] is None), default=None)
-        store.call(partial(_forget_files, names, through_ns))
-        for name in names:
-            _remove_empty_folders(store.parquet_dir / name, store.parquet_dir)
-    return len(rows)
-
-
-def _forget_files(names: list[str], through_ns: int | None, cursor: duckdb.DuckDBPyConnection) -> None:
-    """Take files out of the log, and note up to when live rows have lost files: from there on `verify` compares."""
-    cursor.execute("BEGIN")
-    cursor.execute("DELETE FROM seal_log WHERE path IN (SELECT unnest(?))", [names])
-    if through_ns is not None:
-        known = cursor.execute("SELECT value FROM setting WHERE name = ?", [FILES_REMOVED]).fetchone()
-        cursor.execute("DELETE FROM setting WHERE name = ?", [FILES_REMOVED])
-        mark = max(through_ns, int(known[0]) if known else through_ns)
-        cursor.execute("INSERT INTO setting VALUES (?, ?)", [FILES_REMOVED, str(mark)])
-    cursor.execute("COMMIT")
-
-
-def _remove_empty_folders(path: Any, top: Any) -> None:
-    for folder in path.parents:
-        if folder == top or any(folder.iterdir()):
-            return
-        folder.rmdir()
 
 
 def _enforce_budget(store: DuckDBStore, budget_bytes: int) -> bool:

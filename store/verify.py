@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from engine_probe.events import KINDS
 from store.books import Books
+from store.deletion import FILES_REMOVED
 from store.interface import Problem
 from store.migrate import load
-from store.retention import FILES_REMOVED
 from store.tables import STORE_COLUMNS, TABLES
 
 if TYPE_CHECKING:

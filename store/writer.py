@@ -24,6 +24,7 @@ from engine_probe.errors import KvscopeError, StoreError
 from store.books import Books
 from store.border import translate
 from store.database import Database
+from store.entries import merged
 from store.interface import Receipt
 from store.queue import Append, Job, WriteQueue
 
@@ -176,7 +177,7 @@ class Writer:
                     row_ns=self.floor_ns,
                 )
             )
-        entries = self.books.merged(entries)
+        entries = merged(entries)
         cursor = self._cursor
         self._database.calm(cursor)
         cursor.execute("BEGIN")

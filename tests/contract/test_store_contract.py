@@ -8,7 +8,7 @@ import pytest
 
 from engine_probe.events import KIND_DOC, KINDS
 from engine_probe.schema import arrow_schema
-from store.duckdb_store import contract_types
+from store.conform import contract_types
 from store.interface import Store
 from store.migrate import load
 from store.open import open_store

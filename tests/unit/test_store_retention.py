@@ -8,7 +8,7 @@ import pytest
 
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.schema import conform
-from store import retention
+from store import deletion
 from store.interface import KEY_EPOCH, Batch, BatchId
 from store.maintenance import Maintenance
 from store.open import open_store
@@ -176,7 +176,7 @@ def test_a_fitting_database_is_left_alone(store):
 
 def test_deleting_goes_in_slices(store, clock, monkeypatch):
     """Many old rows are deleted in several transactions, so batches can come in between; all of them go."""
-    monkeypatch.setattr(retention, "_SLICE_ROWS", 10)
+    monkeypatch.setattr(deletion, "SLICE_ROWS", 10)
     jobs = []
     for seq in range(7):
         clock.advance(1)
