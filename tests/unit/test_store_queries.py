@@ -141,10 +141,9 @@ def pages(store, **how):
             return found, count
 
 
-@pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize("descending", [True, False])
-def test_pages_hold_each_request_once_and_in_order(sort, descending):
-    """Equal and unknown sort values included, the pages are the list cut in pieces; unknown ones come last."""
+@pytest.fixture(scope="module")
+def listed():
+    """Eleven requests with many equal and some unknown values, and three of one id."""
     rows = [
         answered(
             f"r{n}", n % 4, 0.1 * (n % 3), end_ns=START_NS + n // 2, output_tokens=n % 2 or None, queue_s=float(n % 5)
@@ -153,9 +152,16 @@ def test_pages_hold_each_request_once_and_in_order(sort, descending):
     ]
     rows += [request("unknown", 2, attempt=attempt) for attempt in (None, 0, 1)]
     with store_of(request=rows) as store:
-        whole, count = pages(store, sort=sort, descending=descending, limit=100)
-        pieces, num_pieces = pages(store, sort=sort, descending=descending, limit=3)
-        values = list_requests(store, LIVE, sort=sort, descending=descending).rows.column(sort).to_pylist()
+        yield store
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("descending", [True, False])
+def test_pages_hold_each_request_once_and_in_order(listed, sort, descending):
+    """Equal and unknown sort values included, the pages are the list cut in pieces; unknown ones come last."""
+    whole, count = pages(listed, sort=sort, descending=descending, limit=100)
+    pieces, num_pieces = pages(listed, sort=sort, descending=descending, limit=3)
+    values = list_requests(listed, LIVE, sort=sort, descending=descending).rows.column(sort).to_pylist()
     assert count == 1
     assert pieces == whole
     assert num_pieces == 5
