@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 RUNS_AGE_S: Final = 5.0
 """Names of runs are looked up at most so often: finding them scans every kind."""
 WAITING_JUDGEMENTS: Final = 8
-SEAL_MIN_ROWS: Final = 200_000
-"""Rows of a kind that make a Parquet file worth it; fewer wait an hour at most. SQL opens every file of a kind."""
 
 
 @dataclass(slots=True)
@@ -166,14 +164,18 @@ def open_services(settings: Settings, store: Store | None) -> Services:
 def open_configured(settings: Settings) -> DuckDBStore:
     """The store of the settings, opened for writing. Raises StoreError, StoreBusy, SchemaTooNew."""
     # One reader more than the API uses at once: pages and judgements read beside it.
-    return open_store(settings.store_url, num_readers=settings.read.max_concurrent + 1)
+    return open_store(
+        settings.store_url,
+        num_readers=settings.read.max_concurrent + 1,
+        memory_limit_bytes=settings.store_memory_bytes,
+    )
 
 
 def policy_of(retention: RetentionSettings) -> RetentionPolicy:
     """The store's policy as the settings have it."""
     limits = retention.model_dump()
     del limits["interval_s"]
-    return RetentionPolicy(**limits, seal_min_rows=SEAL_MIN_ROWS)
+    return RetentionPolicy(**limits)
 
 
 def services_of(request: Request) -> Services:

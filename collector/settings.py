@@ -93,10 +93,12 @@ class RetentionSettings(_Section):
     seal_after_s: float | None = _f(
         300.0, "s", "rows older than this are sealed into Parquet beside the database", gt=0
     )
+    seal_min_rows: int = _f(200_000, "rows", "fewer such rows of a kind wait for more, an hour at most", ge=0)
     max_age_s: float | None = _f(48 * 3600.0, "s", "age up to which live rows stay in the database", gt=0)
     max_bytes: int | None = _f(50_000_000_000, "bytes", "most data in the database; the oldest goes first", gt=0)
     parquet_max_age_s: float | None = _f(14 * 86400.0, "s", "age up to which Parquet files of live rows stay", gt=0)
     disk_budget_bytes: int | None = _f(None, "bytes", "database and Parquet together; above, batches get 507", gt=0)
+    key_age_s: float | None = _f(7 * 86400.0, "s", "an Idempotency-Key is remembered for so long", gt=0)
 
 
 class MetricsSettings(_Section):
@@ -126,6 +128,9 @@ class Settings(BaseSettings):
     )
 
     store_url: str = _f("./kvscope.duckdb", "path or URL", "the store: path of a DuckDB file, or a store URL")
+    store_memory_bytes: int = _f(
+        512 * MIB, "bytes", "memory of the database; what does not fit goes to disk", ge=64 * MIB
+    )
     server: ServerSettings = Field(default_factory=ServerSettings)
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     read: ReadSettings = Field(default_factory=ReadSettings)

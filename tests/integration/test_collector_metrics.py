@@ -112,7 +112,7 @@ def test_invented_senders_share_one_series(collector: Collector) -> None:
 
 def test_old_rows_are_sealed_and_sql_still_sees_every_row(tmp_path: Path) -> None:
     """Upkeep runs beside ingest: Parquet appears, and the answer over both parts is complete."""
-    retention = {"interval_s": 0.2, "seal_after_s": 0.1}
+    retention = {"interval_s": 0.2, "seal_after_s": 0.1, "seal_min_rows": 1}
     with running(tmp_path / "kvscope.duckdb", retention=retention) as collector:
         for number in range(5):
             collector.post({"step": [step_row(number)]}).raise_for_status()
