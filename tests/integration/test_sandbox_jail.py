@@ -194,7 +194,7 @@ DUCKDB_ALONE = """
         "widen": "SET allowed_directories = ['/']",
         "reset": "RESET lock_configuration",
         "python variable": "SELECT * FROM pa_table",
-        "temporary files": "SET temp_directory = '/tmp'",
+        "temporary files": f"SET temp_directory = '{root}'",
     }
     found = {}
     for name, sql in statements.items():
