@@ -12,15 +12,17 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from diagnosis.attribution import Attribution
+from diagnosis.comparability import Mix
 from diagnosis.facts import F64, Facts
 from diagnosis.ledger import Ledger
+from diagnosis.traffic import Traffic
 from diagnosis.work_model import WorkModel
 from store.interface import Window
 
@@ -58,7 +60,11 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything a cause may look at. `row(name)` gives the change of a ledger row: (mean s, quantile s)."""
+    """Everything a cause may look at. `row(name)` gives the change of a ledger row: (mean s, quantile s).
+
+    Where latency fell, the sides are exchanged (`ended`): a cause is then asked what the baseline had and the suspect window
+    has no more. `base_word` and `suspect_word` name the sides truly either way, so evidence uses them.
+    """
 
     base: Facts
     suspect: Facts
@@ -70,6 +76,38 @@ class Case:
     model: WorkModel
     metric: str
     quantile: str
+    mix: Mix | None = None
+    traffic: Traffic | None = None
+    ended: bool = False
+
+    @property
+    def base_word(self) -> str:
+        return "suspect window" if self.ended else "baseline"
+
+    @property
+    def suspect_word(self) -> str:
+        return "baseline" if self.ended else "suspect window"
+
+    def exchanged(self) -> Case:
+        """The same pair asked the other way round; attribution stays as it is."""
+        return replace(
+            self,
+            base=self.suspect,
+            suspect=self.base,
+            base_window=self.suspect_window,
+            suspect_window=self.base_window,
+            base_ledger=self.suspect_ledger,
+            suspect_ledger=self.base_ledger,
+            model=self.model.exchanged(),
+            ended=not self.ended,
+        )
+
+    def window_of(self, facts: Facts) -> Window:
+        """The window that these facts are of."""
+        return self.base_window if facts is self.base else self.suspect_window
+
+    def word_of(self, facts: Facts) -> str:
+        return self.base_word if facts is self.base else self.suspect_word
 
     def row(self, name: str) -> tuple[float, float]:
         for row in self.attribution.rows:

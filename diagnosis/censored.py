@@ -19,6 +19,7 @@ from diagnosis.facts import F64, Bool, Facts
 from diagnosis.quantiles import nearest_rank
 from diagnosis.wording import number, percent, quantile_name, seconds
 
+GOLDEN = 0.6180339887498949
 METRICS = ("ttft", "e2e")
 """Metrics that begin with the arrival; TPOT has no meaning without a first token."""
 
@@ -93,3 +94,19 @@ def counted(values: F64, at_least: F64) -> Bool:
     known = values[np.isfinite(values) & (values >= 0)]
     level = float(np.median(known)) if len(known) else 0.0
     return np.isfinite(at_least) & (np.nan_to_num(at_least) >= level)
+
+
+def stand_in(values: F64, censored: Bool) -> F64:
+    """Lengths [n] with the unknown ones of censored requests filled in by the window's own known lengths, spread evenly.
+
+    A request that never got a token has no answer length, and would be a kind of request that no other window has.
+    """
+    missing = np.flatnonzero(censored & ~np.isfinite(values))
+    known = np.sort(values[np.isfinite(values)])
+    if len(missing) == 0 or len(known) == 0:
+        return values
+    share = (np.arange(len(missing)) + 0.5) / len(missing)
+    order = np.argsort(np.arange(len(missing)) * GOLDEN % 1.0)  # so that lengths do not follow the time
+    filled = values.copy()
+    filled[missing[order]] = known[(share * len(known)).astype(np.int64)]
+    return filled

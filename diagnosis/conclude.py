@@ -7,83 +7,244 @@ from collections.abc import Sequence
 from diagnosis.cause import Case
 from diagnosis.judged import Judged
 from diagnosis.rows import ROWS, UNOBSERVED
+from diagnosis.traffic import ROWS as TRAFFIC_ROWS
 from diagnosis.verdict import Change, LedgerRow, NamedCause
 from diagnosis.wording import interval, listing, metric_name, percent, quantile_name, seconds, signed
 
 MIN_REQUESTS = 20
 """Below this many requests in a window nothing is said about a change."""
+WHY_NOT = {
+    "no_change": "the metric did not change",
+    "not_distinguishable": "the change itself is not established",
+    "not_observable": "the change lies where this setup cannot look",
+}
+"""Why a claim is no cause where the verdict names none."""
+
+
+def fell(case: Case, judged: Judged) -> bool:
+    """Whether the metric changed for the better, at the common mix or, where it did not change there, in the raw numbers."""
+    if judged.changed:
+        moved = case.attribution.delta_mean_s if judged.by_mean else case.attribution.delta_quantile_s
+        return moved < 0
+    if case.traffic is not None and case.traffic.changed:
+        return (case.traffic.raw_mean_s if case.traffic.by_mean else case.traffic.raw_quantile_s) < 0
+    return False
 
 
 def conclude(
-    case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change, rows: Sequence[LedgerRow]
+    case: Case,
+    judged: Judged,
+    causes: Sequence[NamedCause],
+    delta: Change,
+    rows: Sequence[LedgerRow],
+    *,
+    comparable: bool = True,
 ) -> tuple[str, str]:
-    metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    """(status, sentence). `comparable` False: the windows have no kind of request in common."""
     n_b, n_s = judged.significance.n
     if min(n_b, n_s) < MIN_REQUESTS:
-        return (
-            "not_distinguishable",
-            f"Too few requests to say anything: {n_b} in the baseline, {n_s} in the suspect window; at least {MIN_REQUESTS} each are needed, "
-            f"and {judged.requested.n_needed or 368:,} for {quantile_name(case.quantile)}.",
-        )
-    asked = quantile_name(judged.asked)
-    asked_change = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
-    means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+        return "not_distinguishable", _too_few(case, judged)
+    unbounded = _unbounded(case, judged, delta)
+    if unbounded is not None:
+        return "not_distinguishable", unbounded
+    traffic_moved = case.traffic is not None and case.traffic.changed
+    if not judged.changed and not traffic_moved:
+        return ("no_change", _no_change(case, judged, delta)) if comparable else _incomparable(case, judged, delta)
+    if not comparable:
+        return _incomparable(case, judged, delta)
     if not judged.changed:
-        carrier = f"{name} {seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)} ({interval(delta.interval_95)})"
-        if judged.significance.enough and judged.quantile == judged.asked:
-            return (
-                "no_change",
-                f"{asked} {metric} did not change beyond noise: {asked_change} (difference {interval(delta.interval_95)}), {means}.",
-            )
-        carrier = (
-            f"{carrier}, {means}"
-            if judged.significance.enough
-            else f"{means} (difference {interval(delta.mean_interval_95)})"
-        )
-        return (
-            "no_change",
-            f"{metric} did not change beyond noise: {carrier}. {asked} went {asked_change}, but too few independent requests carry it.",
-        )
-    worse = delta.mean_s > 0 if judged.by_mean else delta.judged_s > 0
-    direction = "rose" if worse else "fell"
-    if judged.by_mean and judged.requested.enough:
-        opening = (
-            f"{asked} {metric} did not change beyond noise ({asked_change}), but its mean {direction} ({means[5:]})"
-        )
-    elif judged.by_mean:
-        moved = "rose" if delta.p99_s > 0 else "fell"
-        opening = (
-            f"{asked} {metric} {moved} from {seconds(delta.base_p99_s)} to {seconds(delta.suspect_p99_s)}; too few independent requests for its "
-            f"interval, so the mean carries the verdict ({means[5:]}, {interval(delta.mean_interval_95)})"
-        )
-    elif judged.quantile != judged.asked:
-        opening = (
-            f"{name} {metric} {direction} from {seconds(delta.base_judged_s)} to {seconds(delta.suspect_judged_s)} ({means}; {asked} {asked_change}, "
-            "too few independent requests for its interval)"
-        )
-    else:
-        opening = (
-            f"{asked} {metric} {direction} from {seconds(delta.base_p99_s)} to {seconds(delta.suspect_p99_s)} ({means})"
-        )
+        return _only_traffic(case, judged, causes, delta)
+    opening = _opening(case, judged, delta)
     if causes:
-        parts = [f"{c.cause} owns {percent(_share(c, rows, delta, judged))}" for c in causes[:3]]
-        of = "the change of the mean" if judged.by_mean else "the change"
-        return "explained", f"{opening}: {listing(parts)} of {of}."
-    hidden = sum(r.judged_s for r in rows if r.cause in UNOBSERVED)
-    if delta.judged_s and hidden / delta.judged_s > 0.5:
+        return "explained", f"{opening}: {_owners(case, judged, causes)}."
+    moved = _moved(case, judged)
+    hidden = [r for r in rows if r.cause in UNOBSERVED]
+    unseen = sum(r.mean_s if judged.by_mean else r.judged_s for r in hidden) / moved if moved else 0.0
+    if unseen > 0.5:
+        where = listing([ROWS[r.cause] for r in hidden if (r.mean_s if judged.by_mean else r.judged_s) * moved > 0])
         return (
             "not_observable",
-            f"{opening}, and {percent(hidden / delta.judged_s)} of the change lies where this setup cannot look: "
-            + listing([ROWS[r.cause] for r in rows if r.cause in UNOBSERVED and r.judged_s > 0])
-            + ".",
+            f"{opening}, and {percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}.",
         )
-    biggest = next((r for r in rows if r.cause not in ("dependence", "other")), None)
-    largest = "" if biggest is None else f"; the largest part is {biggest.text} ({signed(biggest.judged_s)})"
+    biggest = max(
+        (r for r in rows if r.cause not in ("dependence", "other")),
+        key=lambda r: abs(r.mean_s if judged.by_mean else r.judged_s),
+        default=None,
+    )
+    largest = (
+        ""
+        if biggest is None
+        else f"; the largest part is {biggest.text} ({signed(biggest.mean_s if judged.by_mean else biggest.judged_s)})"
+    )
     return "not_distinguishable", f"{opening}, but no cause has evidence for a material part of it{largest}."
 
 
-def _share(cause: NamedCause, rows: Sequence[LedgerRow], delta: Change, judged: Judged) -> float:
-    owned = cause.rows
-    if not judged.by_mean:
-        return sum(r.judged_s for r in rows if r.cause in owned) / delta.judged_s if delta.judged_s else 0.0
-    return sum(r.mean_s for r in rows if r.cause in owned) / delta.mean_s if delta.mean_s else 0.0
+def _moved(case: Case, judged: Judged) -> float:
+    """The change that carries the verdict, s, at the common mix."""
+    return case.attribution.delta_mean_s if judged.by_mean else case.attribution.delta_quantile_s
+
+
+def _too_few(case: Case, judged: Judged) -> str:
+    n_b, n_s = judged.significance.n
+    need = f"{judged.requested.n_needed or 368:,} for {quantile_name(judged.asked)}"
+    raw = min(len(case.base_ledger.values), len(case.suspect_ledger.values))
+    if raw >= MIN_REQUESTS:
+        return (
+            f"Too few comparable requests to say anything: {n_b} in the baseline and {n_s} in the suspect window are of kinds that both "
+            f"hold; at least {MIN_REQUESTS} each are needed, and {need}."
+        )
+    base, suspect = len(case.base_ledger.values), len(case.suspect_ledger.values)
+    if case.ended:
+        base, suspect = suspect, base
+    return (
+        f"Too few requests to say anything: {base} in the baseline, {suspect} in the suspect window; at least {MIN_REQUESTS} each are "
+        f"needed, and {need}."
+    )
+
+
+def _unbounded(case: Case, judged: Judged, delta: Change) -> str | None:
+    """One sentence where so many first tokens never came in one window that the direction of the change is unknown."""
+    base_open = delta.base_judged_range is not None and delta.base_judged_range[1] is None
+    suspect_open = delta.suspect_judged_range is not None and delta.suspect_judged_range[1] is None
+    if base_open == suspect_open:
+        return None
+    rose = judged.changed and _moved(case, judged) > 0
+    falling = judged.changed and _moved(case, judged) < 0
+    if (suspect_open and rose) or (base_open and falling):
+        return None
+    which, bounds = (
+        ("suspect window", delta.suspect_judged_range) if suspect_open else ("baseline", delta.base_judged_range)
+    )
+    metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    seen = f"{seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)}"
+    return (
+        f"{name} {metric} cannot be compared: so many requests of the {which} ended without a first token that it is "
+        f"{seconds(bounds[0] if bounds else None)} or more there, with no upper limit (of what was seen it went {seen})."
+    )
+
+
+def _incomparable(case: Case, judged: Judged, delta: Change) -> tuple[str, str]:
+    metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    return (
+        "not_distinguishable",
+        f"{name} {metric} went {_went(delta, judged)}, but the windows have no kind of request in common: whether the traffic or the "
+        "engine changed cannot be told.",
+    )
+
+
+def _went(delta: Change, judged: Judged) -> str:
+    return (
+        f"{_value(delta.base_judged_s, delta.base_judged_range)} -> {_value(delta.suspect_judged_s, delta.suspect_judged_range)} "
+        f"(mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)})"
+    )
+
+
+def _value(value: float, bounds: tuple[float, float | None] | None) -> str:
+    """A quantile, with 'or more' where nothing bounds it from above."""
+    return seconds(value) + (" or more" if bounds is not None and bounds[1] is None else "")
+
+
+def _no_change(case: Case, judged: Judged, delta: Change) -> str:
+    metric, name, asked = metric_name(case.metric), quantile_name(judged.quantile), quantile_name(judged.asked)
+    asked_change = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
+    means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+    mixed = "at a common mix of requests, " if judged.raw is not None else ""
+    if judged.significance.enough and judged.quantile == judged.asked:
+        return (
+            f"{asked} {metric} did not change beyond noise: {asked_change} (difference {mixed}{interval(delta.interval_95)}), "
+            f"{means}."
+        )
+    if judged.significance.enough:
+        carrier = (
+            f"{name} {seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)} "
+            f"(difference {mixed}{interval(delta.interval_95)}), {means}"
+        )
+    else:
+        carrier = f"{means} (difference {mixed}{interval(delta.mean_interval_95)})"
+    return (
+        f"{metric} did not change beyond noise: {carrier}. {asked} went {asked_change}, but too few independent requests "
+        "carry it."
+    )
+
+
+def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> tuple[str, str]:
+    """The raw numbers changed, at a common mix nothing did."""
+    metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    raw, at_mix = judged.raw, judged.significance
+    assert raw is not None
+    by_mean = not raw.changed
+    direction = "rose" if (raw.delta_mean_s if by_mean else raw.delta_s) > 0 else "fell"
+    what = f"mean {metric}" if by_mean else f"{name} {metric}"
+    before, after = (
+        (delta.base_mean_s, delta.suspect_mean_s) if by_mean else (delta.base_judged_s, delta.suspect_judged_s)
+    )
+    opening = f"{what} {direction} from {seconds(before)} to {seconds(after)}"
+    found, bounds = (at_mix.delta_mean_s, at_mix.mean_interval_95) if by_mean else (at_mix.delta_s, at_mix.interval_95)
+    rest = f"at a common mix of requests it did not change beyond noise ({signed(found)}, {interval(bounds)})"
+    named = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
+    if not named:
+        return "not_distinguishable", f"{opening}; {rest}."
+    return "explained", f"{opening} because the traffic changed ({ROWS[named[0].rows[0]]}); {rest}."
+
+
+def _opening(case: Case, judged: Judged, delta: Change) -> str:
+    metric, name, asked = metric_name(case.metric), quantile_name(judged.quantile), quantile_name(judged.asked)
+    direction = "rose" if _moved(case, judged) > 0 else "fell"
+    asked_change = f"{seconds(delta.base_p99_s)} -> {_value(delta.suspect_p99_s, delta.suspect_p99_range)}"
+    means = f"{seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+    if judged.raw is not None:
+        return _opening_at_mix(case, judged, delta)
+    if judged.by_mean and judged.requested.enough:
+        return f"{asked} {metric} did not change beyond noise ({asked_change}), but its mean {direction} ({means})"
+    if judged.by_mean:
+        return (
+            f"Mean {metric} {direction} ({means}, difference {interval(delta.mean_interval_95)}); {asked} went {asked_change}, but "
+            "too few independent requests carry it"
+        )
+    if judged.quantile != judged.asked:
+        return (
+            f"{name} {metric} {direction} from {_value(delta.base_judged_s, delta.base_judged_range)} to "
+            f"{_value(delta.suspect_judged_s, delta.suspect_judged_range)} (mean {means}; {asked} {asked_change}, too few independent "
+            "requests for its interval)"
+        )
+    return (
+        f"{asked} {metric} {direction} from {_value(delta.base_p99_s, delta.base_p99_range)} to "
+        f"{_value(delta.suspect_p99_s, delta.suspect_p99_range)} (mean {means})"
+    )
+
+
+def _opening_at_mix(case: Case, judged: Judged, delta: Change) -> str:
+    """The change at the common mix first: it is what the causes are measured against; then the raw numbers."""
+    metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    found = judged.significance
+    moved, bounds = (
+        (found.delta_mean_s, found.mean_interval_95) if judged.by_mean else (found.delta_s, found.interval_95)
+    )
+    what = f"mean {metric}" if judged.by_mean else f"{name} {metric}"
+    raw = (
+        f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+        if judged.by_mean
+        else f"{name} {seconds(delta.base_judged_s)} -> {_value(delta.suspect_judged_s, delta.suspect_judged_range)}"
+    )
+    direction = "rose" if moved > 0 else "fell"
+    return f"At a common mix of requests {what} {direction} by {seconds(abs(moved))} ({interval(bounds)}; raw: {raw})"
+
+
+def _owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
+    """Who owns how much of the change, the first three; the traffic's part is seconds beside it."""
+    moved = _moved(case, judged)
+    engine = [c for c in causes if not set(c.rows) & set(TRAFFIC_ROWS)]
+    over = "the end of " if case.ended else ""
+    known = {row.name: row for row in case.attribution.rows}
+    parts = []
+    for c in engine[:3]:
+        rows = [known[name] for name in c.rows if name in known]
+        owned = sum(row.mean_s if judged.by_mean else row.quantile_s for row in rows)
+        parts.append(f"{over}{c.cause} owns {percent(owned / moved if moved else None)}")
+    said = f"{listing(parts)} of {'the change of the mean' if judged.by_mean else 'the change'}" if parts else ""
+    beside = [c for c in causes if c not in engine]
+    if beside and case.traffic is not None:
+        size = case.traffic.mean_s if judged.by_mean else case.traffic.quantile_s
+        text = f"{beside[0].cause} (the traffic) adds {signed(size)} to the raw numbers"
+        said = f"{said}; {text}" if said else text
+    return said

@@ -1,21 +1,141 @@
-"""SQL that several causes show behind their numbers; it runs as it is in `kvscope sql`."""
+"""The SQL behind a number of the evidence; it runs as it is in `kvscope sql`.
+
+Invariant: the statement gives one row, and its first column is the number that the evidence states. It leaves out what
+judgement leaves out (warm-up, rows that were delivered twice) and takes from the engine's row of a request what the judged
+vantage does not tell, as `load_requests.py` does. A number that no SQL gives (seconds of the ledger, a fit) has none.
+"""
 
 from __future__ import annotations
 
 from diagnosis.cause import Case
+from diagnosis.facts import Facts
+from diagnosis.spent import COLD_PERIOD_S
+from store.interface import Window
+from store.lineage import ON_DEVICE
+
+HIT_RATE = "sum(cached_tokens) / sum(prompt_tokens) AS hit_rate"
+NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
+SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
 
 
-def lineage_sql(case: Case) -> str:
-    """Missed prompt blocks of the suspect window that had been stored before: blocks, tokens, requests."""
-    size = case.suspect.block_size()
-    vantage = case.suspect.requests.vantage
-    where = case.sql_where(case.suspect_window, "arrival_ns")
+def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where: str = "true") -> str | None:
+    """`select` over the window's judged requests; `columns` names what it reads, so that their source can be joined in.
+
+    None where one of the columns was estimated.
+    """
+    sources = {name: facts.requests.sources.get(name) for name in columns.split()}
+    if "estimated" in sources.values():
+        return None
+    window, vantage = case.window_of(facts), facts.requests.vantage
+    kept = f"vantage = '{vantage}' AND {case.sql_where(window, 'arrival_ns')} AND {NOT_WARMUP}"
+    if facts.requests.num_duplicates:
+        rows = (
+            f"(SELECT DISTINCT ON (request_id, attempt, generation_id, worker, arrival_ns) * FROM request WHERE {kept})"
+        )
+        kept = "true"
+    else:
+        rows = "request"
+    borrowed = [name for name, source in sources.items() if source == "engine"]
+    if borrowed:
+        told = ", ".join(f"coalesce(mine.{name}, theirs.{name}) AS {name}" for name in borrowed)
+        rows = (
+            f"(SELECT mine.* REPLACE ({told}) FROM (SELECT * FROM {rows} WHERE {kept}) mine LEFT JOIN "
+            f"(SELECT * FROM request WHERE vantage = 'engine' AND {case.sql_scope(window)} "
+            f"QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY {SERVED_FIRST}) = 1) theirs USING (request_id))"
+        )
+        kept = "true"
+    condition = " AND ".join(part for part in (kept, where) if part != "true")
+    return f"SELECT {select} FROM {rows}" + (f" WHERE {condition}" if condition else "")
+
+
+def median_gap_sql(case: Case, facts: Facts) -> str | None:
+    """Median gap between streamed chunks of the window's requests."""
+    if facts.requests.num_duplicates:
+        return None
+    where = case.sql_where(case.window_of(facts), "arrival_ns")
     return (
-        "WITH stored AS (SELECT block_hash, min(at_ns) AS first_ns FROM block "
-        f"WHERE {case.sql_scope(case.suspect_window)} AND change = 'stored' GROUP BY ALL HAVING count(*) > 1), "
-        "missed AS (SELECT request_id, arrival_ns, "
-        f"unnest(prompt_blocks[cached_tokens // {size} + 1:]) AS block_hash "
-        f"FROM request WHERE vantage = '{vantage}' AND {where} AND coalesce(labels['phase'], '') <> 'warmup') "
-        f"SELECT count(*) * {size} AS tokens, count(*) AS blocks, count(DISTINCT request_id) AS requests "
-        "FROM missed m JOIN stored s ON m.block_hash = s.block_hash AND m.arrival_ns > s.first_ns"
+        f"SELECT median(gap_s) AS median_gap_s FROM token_gap WHERE vantage = '{facts.requests.vantage}' AND {where} "
+        f"AND request_id IN ({request_sql(case, facts, 'request_id')})"
     )
+
+
+def counter_sql(case: Case, facts: Facts, name: str) -> str:
+    """Increase of a counter over the window, restarts counted from zero."""
+    return (
+        "SELECT sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS increase FROM "
+        "(SELECT value, lag(value) OVER (PARTITION BY worker, CAST(labels AS VARCHAR) ORDER BY at_ns) AS before FROM sample "
+        f"WHERE name = '{name}' AND {event_where(case, facts)})"
+    )
+
+
+def event_where(case: Case, facts: Facts) -> str:
+    """The condition on `at_ns` that events of the window meet."""
+    return case.sql_where(bounds(case, facts), "at_ns")
+
+
+def bounds(case: Case, facts: Facts) -> Window:
+    """The window with both its ends, for kinds that are not placed by their request's arrival."""
+    window, origin = case.window_of(facts), facts.requests.origin_ns
+    start = window.start_ns if window.start_ns is not None else origin + round(facts.start_s * 1e9)
+    end = window.end_ns if window.end_ns is not None else origin + round(facts.end_s * 1e9)
+    return Window(start, end, window.run_id)
+
+
+def pool_sql(case: Case, facts: Facts) -> str:
+    """KV blocks of the workers that served the window, newest word of each."""
+    names = sorted(w.worker for w in facts.workers if w.worker is not None)
+    among = f" AND worker IN ({', '.join(map(text, names))})" if names else ""
+    end = bounds(case, facts).end_ns
+    scope = case.sql_scope(case.window_of(facts))
+    return (
+        "SELECT sum(num_blocks) AS num_blocks FROM (SELECT arg_max(num_blocks, at_ns) AS num_blocks FROM worker "
+        f"WHERE {scope} AND at_ns < {end} AND num_blocks > 0{among} GROUP BY worker)"
+    )
+
+
+def lost_sql(case: Case, select: str, where: str = "true") -> str:
+    """`select` over the prompt blocks that the suspect window missed although they had been stored before, a row a miss.
+
+    A lost block that was asked for again is stored twice, so only such blocks are looked at (as `store.lineage` does).
+    """
+    facts, window, lineage = case.suspect, case.suspect_window, case.suspect.lineage
+    worker = ", worker" if lineage is not None and lineage.by_worker else ""
+    past = case.sql_where(Window(None, window.end_ns, window.run_id), "at_ns")
+    missed = request_sql(
+        case,
+        facts,
+        f"request_id, worker, arrival_ns AS at_ns, unnest(prompt_blocks[cached_tokens // {facts.block_size()} + 1:]) AS block_hash",
+    )
+    conditions = [where]
+    if lineage is not None and float(lineage.cleared_tokens.sum()) > 0:
+        conditions.append(
+            f"NOT EXISTS (SELECT 1 FROM block WHERE {case.sql_scope(window)} AND change = 'cleared' "
+            f"AND m.at_ns BETWEEN at_ns AND at_ns + {round(COLD_PERIOD_S)}000000000)"
+        )
+    kept = " AND ".join(c for c in conditions if c != "true")
+    return (
+        f"SELECT {select} FROM ({missed}) m JOIN (SELECT block_hash{worker}, min(at_ns) AS first_ns FROM block WHERE {past} "
+        f"AND change = 'stored' AND {ON_DEVICE} GROUP BY ALL HAVING count(*) > 1) s USING (block_hash{worker}) "
+        "WHERE m.at_ns > s.first_ns" + (f" AND {kept}" if kept else "")
+    )
+
+
+def restored_sql(case: Case) -> str:
+    """Blocks stored after an eviction of the same block in the same window."""
+    where = event_where(case, case.suspect)
+    return (
+        f"SELECT count(*) FROM block b JOIN (SELECT worker, block_hash, min(at_ns) AS at_ns FROM block WHERE {where} AND change "
+        f"IN ('evicted', 'removed') AND {ON_DEVICE} GROUP BY ALL) g ON b.block_hash = g.block_hash AND b.worker IS NOT DISTINCT "
+        f"FROM g.worker AND b.at_ns > g.at_ns WHERE b.change = 'stored' AND coalesce(b.tier, 'device') = 'device' AND "
+        + " AND ".join(f"b.{part}" for part in where.split(" AND "))
+    )
+
+
+def evicted_sql(case: Case, facts: Facts) -> str:
+    """Blocks evicted in the window."""
+    return f"SELECT count(*) FROM block WHERE change IN ('evicted', 'removed') AND {ON_DEVICE} AND {event_where(case, facts)}"
+
+
+def text(value: str) -> str:
+    """A string as an SQL literal."""
+    return "'" + value.replace("'", "''") + "'"

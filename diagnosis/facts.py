@@ -61,6 +61,8 @@ class RequestFacts:
     prefix: Obj
     finished: Bool
     gaps: Gaps | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where a number does not stand in the rows of the judged vantage: `engine` (in part), or `estimated` from counters."""
     num_invalid: int = 0
     """Durations, lengths and counts that could not be (negative, infinite) and are taken as unknown."""
     num_duplicates: int = 0
@@ -151,6 +153,8 @@ class LineageFacts:
     evicted_blocks: int
     back_after_s: float | None
     worst: Sequence[Mapping[str, Any]]
+    by_worker: bool = False
+    """A block counted only on the worker that served the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +201,14 @@ class Facts:
         sizes = {w.block_size for w in self.workers if w.block_size is not None}
         return sizes.pop() if len(sizes) == 1 else None
 
+    def worker(self, name: str | None) -> WorkerFacts | None:
+        """What is known of this worker; of the only one, where there is one."""
+        for fact in self.workers:
+            if fact.worker == name:
+                return fact
+        return self.workers[0] if len(self.workers) == 1 else None
+
     def seats(self, worker: str | None) -> int | None:
         """Requests this worker may run at once."""
-        for fact in self.workers:
-            if fact.worker == worker:
-                return fact.seats
-        return self.workers[0].seats if len(self.workers) == 1 else None
+        found = self.worker(worker)
+        return None if found is None else found.seats

@@ -6,6 +6,7 @@ Pure: no I/O, no clock; the seed is an argument. The order and the rules are tho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,19 @@ from diagnosis import ledger as ledgers
 from diagnosis import quality, timeline
 from diagnosis.attribution import attribute
 from diagnosis.cause import Case, all_causes
+from diagnosis.censored import Waits, stand_in, waits
 from diagnosis.comparability import Mix, common_mix
-from diagnosis.conclude import conclude
+from diagnosis.conclude import WHY_NOT, conclude, fell
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
-from diagnosis.ledger import Ledger
+from diagnosis.ledger import Ledger, metric_values
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
 from diagnosis.side_effects import side_effects
+from diagnosis.sight import equal_sight
 from diagnosis.spent import Context, long_prefill_tokens
 from diagnosis.tables import attribution_rows, change, composition, unexplained
+from diagnosis.traffic import traffic
 from diagnosis.verdict import NamedCause, Verdict
 from diagnosis.windows import Chosen
 from diagnosis.wording import metric_name
@@ -33,10 +37,16 @@ from engine_probe.errors import BadWindow
 
 def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: str, *, seed: int = 0) -> Verdict:
     """The verdict on why `metric` differs between two windows. Raises BadWindow where a window has no such metric."""
+    checks = [*quality.check(base), *quality.check(suspect)]
+    base, suspect, unequal = equal_sight(base, suspect)
     model = calibrate(base, suspect)
     ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
-    checks = [*quality.check(base), *quality.check(suspect)]
     mix = _mix(base, suspect, ledger_b, ledger_s, seed)
+    comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
+    if not comparable:
+        mix = replace(
+            mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
+        )
     judged = carry(ledger_b, ledger_s, mix, metric, quantile, seed)
     names, parts_b, parts_s = _align(ledger_b, ledger_s)
     attribution = attribute(
@@ -55,15 +65,29 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             replicates=0,
         )
     case = Case(
-        base, suspect, chosen.base, chosen.suspect, ledger_b, ledger_s, attribution, model, metric, judged.quantile
+        base,
+        suspect,
+        chosen.base,
+        chosen.suspect,
+        ledger_b,
+        ledger_s,
+        attribution,
+        model,
+        metric,
+        judged.quantile,
+        mix,
+        traffic(mix, attribution, ledger_b, ledger_s, judged),
     )
+    if fell(case, judged):
+        case = case.exchanged()
     claims, excluded, unseen = ask_causes(case)
     rows = attribution_rows(attribution, at_p99, ledger_b, ledger_s, mix, judged.quantile, quantile)
-    delta = change(ledger_b, ledger_s, judged, mix, quantile)
-    causes, more_excluded = rank(claims, case, judged, checks, at_p99, delta)
-    status, sentence = conclude(case, judged, causes, delta, rows)
-    if status == "no_change":
-        excluded += [{"cause": c.cause, "because": "the metric did not change"} for c in causes]
+    waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
+    delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
+    causes, more_excluded = rank(claims, case, judged, checks, rows, delta)
+    status, sentence = conclude(case, judged, causes, delta, rows, comparable=comparable)
+    if status != "explained":
+        excluded += [{"cause": c.cause, "because": f"{WHY_NOT[status]}: {status.replace('_', ' ')}"} for c in causes]
         causes = []
     return Verdict(
         status=status,
@@ -71,7 +95,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,
-        carried_by="mean" if judged.by_mean and not judged.significance.enough else "quantile",
+        carried_by="mean" if judged.by_mean and (judged.changed or not judged.significance.enough) else "quantile",
         vantage=base.requests.vantage,
         windows=_windows(base, suspect, chosen),
         n={"baseline": len(ledger_b.values), "suspect": len(ledger_s.values)},
@@ -88,7 +112,14 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         excluded=excluded + more_excluded,
         not_observable=unseen,
         quality=[{"check": c.check, "status": c.status, "statement": c.statement} for c in checks],
-        notes=[chosen.why, *mix.statements, *judged.notes, *_warmup_notes(base, suspect)],
+        notes=[
+            chosen.why,
+            *unequal,
+            *mix.statements,
+            *judged.notes,
+            *_range_notes(base, suspect, waiting, metric, judged, quantile),
+            *_warmup_notes(base, suspect),
+        ],
         next_experiment=_next_experiment(causes, judged),
         calibration=_calibration(model),
     )
@@ -107,11 +138,28 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
         ledger = ledgers.write(facts, metric, context)
         if len(ledger.values) == 0:
             raise BadWindow(
-                f"no request of window {facts.name} has a {metric_name(metric)} (all {len(facts.requests)} ended without one)",
+                f"no request of window {facts.name} has a known {metric_name(metric)}: {_why_none(facts, metric)}",
                 window=facts.name,
             )
         written.append(ledger)
     return written[0], written[1]
+
+
+def _why_none(facts: Facts, metric: str) -> str:
+    """What became of a window's requests, none of which has the metric."""
+    r = facts.requests
+    early = int((metric_values(facts, metric) < 0).sum())
+    parts = [
+        f"{len(r)} requests",
+        f"{int((~r.finished).sum())} of them unfinished",
+        f"{int(np.isfinite(r.first_token_s).sum())} with a first token",
+        f"{int(np.isfinite(r.last_token_s).sum())} with a last one",
+    ]
+    if early:
+        parts.append(f"{early} with instants in the wrong order")
+    if metric == "tpot":
+        parts.append(f"{int((r.get('output_tokens') > 1).sum())} known to have two tokens or more")
+    return ", ".join(parts)
 
 
 def reuse_ratio(facts: Facts) -> float | None:
@@ -129,8 +177,8 @@ def _mix(base: Facts, suspect: Facts, ledger_b: Ledger, ledger_s: Ledger, seed: 
     def columns(facts: Facts, ledger: Ledger) -> dict[str, Any]:
         r = facts.requests
         return {
-            "prompt_tokens": r.get("prompt_tokens")[ledger.rows],
-            "output_tokens": r.get("output_tokens")[ledger.rows],
+            "prompt_tokens": stand_in(r.get("prompt_tokens")[ledger.rows], ledger.censored),
+            "output_tokens": stand_in(r.get("output_tokens")[ledger.rows], ledger.censored),
             "workload": r.workload[ledger.rows],
             "tenant": r.tenant[ledger.rows],
         }
@@ -159,6 +207,19 @@ def _windows(base: Facts, suspect: Facts, chosen: Chosen) -> dict[str, Any]:
     return {"baseline": one(base, chosen.base), "suspect": one(suspect, chosen.suspect), "why": chosen.why}
 
 
+def _range_notes(
+    base: Facts, suspect: Facts, waiting: Sequence[Waits], metric: str, judged: Judged, asked: str
+) -> list[str]:
+    """What first tokens that never came leave open, of the quantile asked for and of the one judged."""
+    quantiles = dict.fromkeys((asked, judged.quantile))
+    said = [
+        found.statement(facts.name, metric_name(metric), q)
+        for facts, found in zip((base, suspect), waiting, strict=True)
+        for q in quantiles
+    ]
+    return [sentence for sentence in said if sentence is not None]
+
+
 def _warmup_notes(base: Facts, suspect: Facts) -> list[str]:
     total = base.num_warmup + suspect.num_warmup
     if not total:
@@ -170,7 +231,7 @@ def _warmup_notes(base: Facts, suspect: Facts) -> list[str]:
 
 def _next_experiment(causes: Sequence[NamedCause], judged: Judged) -> dict[str, Any] | None:
     """What would separate the first two causes, or confirm the only one."""
-    if not causes:
+    if not causes or causes[0].ended:
         return None
     first = all_causes()[causes[0].cause]
     second = causes[1].cause if len(causes) > 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diagnosis.comparability import Mix
 from diagnosis.facts import F64
@@ -23,6 +23,8 @@ class Judged:
     requested: Significance
     significance: Significance
     notes: list[str]
+    raw: Significance | None = None
+    """The same without reweighting; None where nothing was reweighted."""
 
     @property
     def changed(self) -> bool:
@@ -35,6 +37,14 @@ class Judged:
 
 
 def carry(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+    """Judge the quantile at the common mix, or what can stand in for it; and, where reweighted, the raw change as well."""
+    found = _carried(base, suspect, mix, metric, quantile, seed)
+    if not mix.shifted:
+        return found
+    return replace(found, raw=compare(base.values, suspect.values, found.quantile, seed=seed))
+
+
+def _carried(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
     def at(q: str) -> Significance:
         return compare(base.values, suspect.values, q, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed)
 

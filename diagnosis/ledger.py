@@ -65,12 +65,18 @@ def metric_values(facts: Facts, metric: str) -> F64:
     return np.where(tokens > 1, decode / np.where(tokens > 1, tokens - 1, 1.0), np.nan)
 
 
+def judged_values(facts: Facts, metric: str) -> F64:
+    """As `metric_values`, and where the first token never came what the request waited at least (see `censored.py`)."""
+    values = metric_values(facts, metric)
+    if metric not in CENSORED_METRICS:
+        return values
+    at_least = at_least_s(facts)
+    return np.where(counted(values, at_least), at_least, values)
+
+
 def write(facts: Facts, metric: str, context: Context) -> Ledger:
     """The ledger of one window for `metric`: ttft, tpot or e2e."""
-    values = metric_values(facts, metric)
-    if metric in CENSORED_METRICS:
-        at_least = at_least_s(facts)
-        values = np.where(counted(values, at_least), at_least, values)
+    values = judged_values(facts, metric)
     keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
     spent = own_work(facts, context)
     lines = _timelines(facts, spent, context)

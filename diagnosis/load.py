@@ -93,7 +93,7 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         engine = store.rows("request", wider, COLUMNS, where="vantage = 'engine'", order_by=SERVED_FIRST)
         engine = engine if engine.num_rows else None
     requests = join_vantages(table, engine, vantage, origin, delivered - table.num_rows)
-    workers = _workers(store, bounds)
+    workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
     marks = _marks(store, bounds, origin)
@@ -157,6 +157,12 @@ def _workers(store: Store, window: Window) -> list[WorkerFacts]:
     return [WorkerFacts(worker=name, **facts) for name, facts in merged.items()]
 
 
+def _serving(workers: list[WorkerFacts], requests: RequestFacts) -> list[WorkerFacts]:
+    """Those that served the window's requests: a live store remembers workers that are long gone. All, where no row tells."""
+    serving = [w for w in workers if w.worker in requests.worker_names]
+    return serving or workers
+
+
 def _samples(store: Store, window: Window) -> Mapping[str, float]:
     out: dict[str, float] = {}
     for row in queries.counter_increases(store, window).to_pylist():
@@ -206,6 +212,7 @@ def _lineage(
     full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
     missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
     cleared = _lost_by_reset(store, window, requests, lost)
+    misses = misses.filter(pc.is_in(misses["request_id"], value_set=pa.array(requests.request_id, pa.string())))
     details = worst_blocks(misses, store, window, by_worker)
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
@@ -216,6 +223,7 @@ def _lineage(
         evicted_blocks=int(evicted.sum() / size),
         back_after_s=float(np.median(back)) if back else None,
         worst=details,
+        by_worker=by_worker,
     )
 
 
@@ -241,6 +249,7 @@ def worst_blocks(misses: pa.Table, store: Store, window: Window, by_worker: bool
             out.append(
                 {
                     "block_hash": int(value),
+                    "worker": name,
                     "times": len(mine),
                     "request_ids": misses["request_id"].take(pa.array(mine[:5])).to_pylist(),
                     "back_after_s": float(np.median(back)) if len(back) else None,
@@ -252,7 +261,7 @@ def worst_blocks(misses: pa.Table, store: Store, window: Window, by_worker: bool
 def _names_blocks(store: Store, window: Window, vantage: str) -> bool:
     condition, params = queries.window_sql(window, "arrival_ns")
     known = store.query(
-        f"SELECT 1 FROM request WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL LIMIT 1",
+        f"SELECT 1 FROM request WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL LIMIT 1",
         [*params, vantage],
     )
     return bool(known.num_rows)

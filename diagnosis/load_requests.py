@@ -84,6 +84,7 @@ def join_vantages(
     numbers = {name: floats(table[name]) for name in NUMBERS}
     invalid = sum(int(np.isnan(numbers[name]).sum()) - table[name].null_count for name in NUMBERS)
     worker = table["worker"]
+    sources: dict[str, str] = {}
     own = {
         "arrival": "arrival_ns",
         "scheduled": "first_scheduled_ns",
@@ -97,6 +98,8 @@ def join_vantages(
         engine_at = {key: seconds_since(taken[column], origin) for key, column in own.items()}
         for name in NUMBERS:
             theirs = floats(taken[name])
+            if (np.isfinite(theirs) & ~np.isfinite(numbers[name])).any():
+                sources[name] = "engine"
             numbers[name] = np.where(np.isfinite(numbers[name]), numbers[name], theirs)
         worker = pc.coalesce(worker, taken["worker"])
         client_ttft = instants["first_token_ns"] - instants["arrival_ns"]
@@ -138,6 +141,7 @@ def join_vantages(
         prefix=_objects(table["prefix_hash"]),
         finished=np.array([s == "finished" for s in state], dtype=bool),
         gaps=_gaps(table, origin),
+        sources=sources,
         num_invalid=invalid,
         num_duplicates=num_duplicates,
     )
@@ -169,7 +173,11 @@ def estimate_computed(
     else:
         return requests
     computed = requests.get("prompt_tokens") * (1.0 - ratio)
-    return replace(requests, numbers={**requests.numbers, "computed_tokens": computed})
+    return replace(
+        requests,
+        numbers={**requests.numbers, "computed_tokens": computed},
+        sources={**requests.sources, "computed_tokens": "estimated"},
+    )
 
 
 def _gaps(table: pa.Table, origin: int) -> Gaps | None:

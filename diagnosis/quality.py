@@ -36,6 +36,7 @@ def check(facts: Facts) -> list[Check]:
         _duplicates(facts),
         _instants(facts),
         _phases(facts),
+        _joined(facts),
         _ttft_order(facts),
         _cached_tokens(facts),
         _usage_range(facts),
@@ -138,6 +139,20 @@ def _phases(facts: Facts) -> Check | None:
         "phases",
         "contradiction",
         f"{facts.name}: in {percent(more)} of requests the phases before the first token sum to more than the TTFT itself",
+    )
+
+
+def _joined(facts: Facts) -> Check | None:
+    """Of the client's (or router's) requests, how many have an engine row."""
+    r = facts.requests
+    alone = ~np.isfinite(r.engine_arrival_s)
+    if r.vantage == "engine" or alone.all():
+        return None
+    share = float(alone.mean())
+    return Check(
+        "engine_rows",
+        "warning" if share > 0.01 else "ok",
+        f"{facts.name}: {percent(share)} of the {r.vantage}'s requests have no engine row; their phases are unknown",
     )
 
 

@@ -6,18 +6,23 @@ Invariant: a second is blamed once; a claim that owns less than `MATERIAL` of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from diagnosis import quality
-from diagnosis.attribution import Attribution
+from diagnosis.attribution import Attribution, Row
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Excluded, all_causes, to_json
 from diagnosis.facts import Facts
 from diagnosis.judged import Judged
-from diagnosis.verdict import Change, NamedCause, confidence_word
+from diagnosis.traffic import Traffic
+from diagnosis.verdict import Change, LedgerRow, NamedCause, confidence_word
 from diagnosis.wording import listing, percent, signed
 
+DUST_S = 1e-9
+OVER = "What the baseline had and is over: "
+NOTHING_TO_DO = "nothing: the baseline had it, the suspect window has not"
 CAP_WHEN_FEW = 0.79
 """Most confidence a cause can have where the requested quantile has no interval: medium, whatever the evidence."""
 
@@ -54,60 +59,109 @@ def rank(
     case: Case,
     judged: Judged,
     checks: Sequence[quality.Check],
-    at_p99: Attribution,
+    rows: Sequence[LedgerRow],
     delta: Change,
 ) -> tuple[list[NamedCause], list[dict[str, str]]]:
-    """Claims that own a material part of the change in its direction, largest first; the others become exclusions."""
-    moved = judged_change(case, judged)
-    p99 = {row.name: row for row in at_p99.rows}
-    rows = {row.name: row for row in case.attribution.rows}
-    ranked: list[tuple[float, Cause, Claim]] = []
+    """Claims that own a material part of the change in its direction, most seconds first; the others become exclusions.
+
+    Causes of the engine are measured against the change at the common mix, the traffic's own row against the raw change.
+    """
+    known = {row.name: row for row in case.attribution.rows}
+    owner = _owners([cause for cause, _ in claims], {row.cause: row for row in rows})
     excluded: list[dict[str, str]] = []
-    owner = _owners([cause for cause, _ in claims], rows)
+    kept: list[_Owned] = []
     for cause, claim in claims:
         mine = [name for name in cause.rows if owner.get(name) == cause.name]
-        owned = sum(rows[name].quantile_s for name in mine)
-        owned_mean = sum(rows[name].mean_s for name in mine)
-        share = owned / moved[0] if moved[0] else 0.0
-        share_mean = owned_mean / moved[1] if moved[1] else 0.0
-        best = share_mean if judged.by_mean else share
-        if best < MATERIAL:
-            size = signed(owned_mean if judged.by_mean else owned)
-            because = f"it owns {size} of the change ({percent(best)}), less than {percent(MATERIAL)}"
-            others = sorted({owner[name] for name in cause.rows if name in owner} - {cause.name})
-            if others:
-                because = f"its seconds follow from {listing(others)}; " + because
-            excluded.append({"cause": cause.name, "because": because})
+        if case.traffic is not None and case.traffic.row in mine:
+            found = _of_traffic(cause, claim, mine, case.traffic)
+        else:
+            found = _of_engine(cause, claim, mine, known, case, judged)
+        if found.share >= MATERIAL and found.stands:
+            kept.append(found)
             continue
-        ranked.append((best, cause, claim))
-    ranked.sort(key=lambda item: (-item[0], item[1].name))
-    support = _support(case.attribution, [cause for _, cause, _ in ranked], owner, judged)
-    factor = quality.penalty(checks)
+        because = (
+            f"it owns {signed(found.seconds)} of the change ({percent(found.share)}), less than {percent(MATERIAL)}"
+        )
+        if found.share >= MATERIAL:
+            because = f"it would own {signed(found.seconds)}, but that change is not beyond noise"
+        others = sorted({owner[name] for name in cause.rows if name in owner} - {cause.name})
+        if others:
+            because = f"its seconds follow from {listing(others)}; " + because
+        excluded.append({"cause": cause.name, "because": because})
+    kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
+    support = _support(case.attribution, [f.cause for f in kept if f.support is None], owner, judged)
+    penalty = quality.penalty(checks)
+    p99 = {row.cause: row for row in rows}
     named = []
-    for position, (_, cause, claim) in enumerate(ranked):
-        confidence = min(1.0, support[position]) * claim.strength * factor
+    for found in kept:
+        sure = support.pop(0) if found.support is None else found.support
+        confidence = min(1.0, sure) * found.claim.strength * penalty
         if not judged.requested.enough:
             confidence = min(confidence, CAP_WHEN_FEW)
-        mine = [name for name in cause.rows if owner.get(name) == cause.name]
-        tail = sum(p99[name].quantile_s for name in mine if name in p99)
-        named.append(
-            NamedCause(
-                cause=cause.name,
-                rows=mine,
-                summary=cause.summary(),
-                subject={"kind": claim.subject[0], "id": claim.subject[1]},
-                interval=_interval_ns(claim, case.suspect),
-                share_p99=tail / delta.p99_s if delta.p99_s else 0.0,
-                mean_s=sum(rows[name].mean_s for name in mine),
-                p99_s=tail,
-                confidence=round(confidence, 4),
-                confidence_word=confidence_word(confidence),
-                evidence=[to_json(e) for e in claim.evidence],
-                refuted_by=cause.paragraph("Refuted by"),
-                remedy=cause.remedies(),
-            )
-        )
+        named.append(_named(found, confidence, case, p99, delta))
     return named, excluded
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """What a claiming cause owns: seconds and share of the change that carries the verdict.
+
+    stands    that change is beyond noise
+    support   how sure the share is, where the bootstrap of the attribution does not tell
+    """
+
+    cause: Cause
+    claim: Claim
+    rows: list[str]
+    seconds: float
+    share: float
+    stands: bool
+    support: float | None = None
+
+
+def _of_engine(
+    cause: Cause, claim: Claim, mine: list[str], known: Mapping[str, Row], case: Case, judged: Judged
+) -> _Owned:
+    moved_s, moved_mean_s = case.attribution.delta_quantile_s, case.attribution.delta_mean_s
+    rows = [known[name] for name in mine if name in known]
+    if judged.by_mean:
+        seconds, moved = sum(row.mean_s for row in rows), moved_mean_s
+    else:
+        seconds, moved = sum(row.quantile_s for row in rows), moved_s
+    # seconds too small to print are dust, not a share
+    share = seconds / moved if abs(moved) > DUST_S else 0.0
+    return _Owned(cause, claim, mine, seconds, share, judged.changed)
+
+
+def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -> _Owned:
+    seconds = traffic.mean_s if traffic.by_mean else traffic.quantile_s
+    moved = traffic.raw_mean_s if traffic.by_mean else traffic.raw_quantile_s
+    share = seconds / moved if abs(moved) > DUST_S else 0.0
+    return _Owned(cause, claim, mine, seconds, share, traffic.changed, 1.0 - traffic.p_value)
+
+
+def _named(found: _Owned, confidence: float, case: Case, rows: Mapping[str, LedgerRow], delta: Change) -> NamedCause:
+    mine = [rows[name] for name in found.rows if name in rows]
+    tail = sum(row.p99_s for row in mine)
+    cause = found.cause
+    # a share of a change that went the other way, or nowhere, is no share
+    aligned = abs(delta.p99_s) > DUST_S and (delta.p99_s > 0) == (found.seconds > 0)
+    return NamedCause(
+        cause=cause.name,
+        rows=found.rows,
+        summary=(OVER if case.ended else "") + cause.summary(),
+        subject={"kind": found.claim.subject[0], "id": found.claim.subject[1]},
+        interval=_interval_ns(found.claim, case.suspect),
+        share_p99=tail / delta.p99_s if aligned else None,
+        mean_s=sum(row.mean_s for row in mine),
+        p99_s=tail,
+        confidence=round(confidence, 4),
+        confidence_word=confidence_word(confidence),
+        evidence=[to_json(e) for e in found.claim.evidence],
+        refuted_by=cause.paragraph("Refuted by"),
+        remedy=[NOTHING_TO_DO] if case.ended else cause.remedies(),
+        ended=case.ended,
+    )
 
 
 def _owners(causes: Sequence[Cause], rows: Mapping[str, Any]) -> dict[str, str]:
@@ -138,11 +192,6 @@ def _support(
     material = (owned >= MATERIAL * total[:, None]) & (owned > 0)
     first = (owned.argmax(axis=1) == 0) & material[:, 0]
     return [float(first.mean()), *(float(m) for m in material[:, 1:].mean(axis=0))]
-
-
-def judged_change(case: Case, judged: Judged) -> tuple[float, float]:
-    """(change of the judged quantile, change of the mean) at the common mix."""
-    return case.attribution.delta_quantile_s, case.attribution.delta_mean_s
 
 
 def _interval_ns(claim: Claim, facts: Facts) -> dict[str, int] | None:

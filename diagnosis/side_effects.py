@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import Facts
-from diagnosis.ledger import metric_values
+from diagnosis.ledger import judged_values
 from diagnosis.significance import compare
 
 REPLICATES = 200
@@ -20,7 +20,7 @@ def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[di
     for name in ("ttft", "tpot", "e2e"):
         if name == metric:
             continue
-        a, b = (v[np.isfinite(v) & (v >= 0)] for v in (metric_values(base, name), metric_values(suspect, name)))
+        a, b = (v[np.isfinite(v) & (v >= 0)] for v in (judged_values(base, name), judged_values(suspect, name)))
         if len(a) == 0 or len(b) == 0:
             continue
         found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed)

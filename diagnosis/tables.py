@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diagnosis.attribution import Attribution
+from diagnosis.censored import Waits
 from diagnosis.comparability import Mix
 from diagnosis.composition import compose
 from diagnosis.facts import F64
 from diagnosis.judged import Judged, weights
 from diagnosis.ledger import Ledger
-from diagnosis.quantiles import expected_shortfall, nearest_rank
+from diagnosis.quantiles import nearest_rank
 from diagnosis.rows import ROWS
+from diagnosis.traffic import beyond, row_name
 from diagnosis.verdict import Change, CompositionRow, LedgerRow, NamedCause
 
 
@@ -42,19 +44,10 @@ def attribution_rows(
         if n not in listed
     ]
     if mix.shifted:
-        name = "length_shift" if set(mix.moved) & {"prompt_tokens", "output_tokens"} else "mix_shift"
-        rows.append(
-            LedgerRow(
-                name,
-                ROWS[name],
-                float(suspect.values.mean() - base.values.mean()) - attribution.delta_mean_s,
-                nearest_rank(suspect.values, p99_q) - nearest_rank(base.values, p99_q) - at_p99.delta_quantile_s,
-                expected_shortfall(suspect.values, p99_q) - expected_shortfall(base.values, p99_q) - at_p99.delta_es_s,
-                nearest_rank(suspect.values, judged_q)
-                - nearest_rank(base.values, judged_q)
-                - attribution.delta_quantile_s,
-            )
-        )
+        name = row_name(mix)
+        mean_s, judged_s, _ = beyond(attribution, base, suspect, judged_q)
+        _, p99_s, es_s = beyond(at_p99, base, suspect, p99_q)
+        rows.append(LedgerRow(name, ROWS[name], mean_s, p99_s, es_s, judged_s))
     rows.sort(key=lambda r: (r.cause in ("dependence", "other"), -abs(r.judged_s), r.cause))
     return rows
 
@@ -67,7 +60,15 @@ def _row_text(name: str, attribution: Attribution) -> str:
     return ROWS.get(name, name)
 
 
-def change(base: Ledger, suspect: Ledger, judged: Judged, mix: Mix, p99_q: str) -> Change:
+def change(base: Ledger, suspect: Ledger, judged: Judged, open_waits: tuple[Waits, Waits], p99_q: str) -> Change:
+    """The raw change with its intervals, and the ranges of quantiles where first tokens never came."""
+
+    def ranged(side: int, quantile: str) -> tuple[float, float | None] | None:
+        if len(open_waits[side].at_least) == 0:
+            return None
+        found = open_waits[side].range(quantile)
+        return found.low_s, found.high_s
+
     def q(ledger: Ledger, quantile: str) -> float:
         return nearest_rank(ledger.values, quantile)
 
@@ -84,6 +85,10 @@ def change(base: Ledger, suspect: Ledger, judged: Judged, mix: Mix, p99_q: str) 
         suspect_mean_s=float(suspect.values.mean()),
         base_judged_s=q(base, judged.quantile),
         suspect_judged_s=q(suspect, judged.quantile),
+        base_p99_range=ranged(0, p99_q),
+        suspect_p99_range=ranged(1, p99_q),
+        base_judged_range=ranged(0, judged.quantile),
+        suspect_judged_range=ranged(1, judged.quantile),
     )
 
 
@@ -99,7 +104,7 @@ def composition(names: Sequence[str], base: F64, suspect: F64, q: str, mix: Mix)
 
 def unexplained(rows: Sequence[LedgerRow], causes: Sequence[NamedCause], delta: Change) -> dict[str, float]:
     """Seconds of the change that no named cause owns, of the mean, of P99 and of the judged quantile, and their share."""
-    owned = {name for c in causes for name in c.rows} | {"length_shift", "mix_shift"}
+    owned = {name for c in causes for name in c.rows}
     left = [r for r in rows if r.cause not in owned]
     out = {
         "mean_s": sum(r.mean_s for r in left),

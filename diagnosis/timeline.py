@@ -87,7 +87,7 @@ def build(facts: Facts, worker: int, spent: Spent, model: WorkModel, most_runnin
     seats = facts.seats(r.worker_names[worker])
     binding = _binding_from_steps(facts, worker, edges)
     if binding is None:
-        wanted = _blocks_wanted(facts, mine, edges)
+        wanted = _blocks_wanted(facts, mine, edges, r.worker_names[worker])
         binding = _binding(facts, running, prefilling, waiting, wanted, seats, most_running)
     return Timeline(edges, activity, binding, running, waiting, seats)
 
@@ -138,16 +138,16 @@ def _activity(edges: F64, scheduled: F64, first: F64, spent: Spent, mine: Bool) 
     return shares
 
 
-def _blocks_wanted(facts: Facts, mine: Bool, edges: F64) -> F64 | None:
+def _blocks_wanted(facts: Facts, mine: Bool, edges: F64, worker: str | None) -> F64 | None:
     """Blocks that the running requests and the head of the queue want, over the blocks there are: an upper bound, [m].
 
     Shared prefixes are counted once a running prefix group where prompts name their prefix, else as often as they occur.
     """
-    size, total = facts.block_size(), facts.num_blocks()
-    if size is None or total is None or not facts.requests.has("prompt_tokens"):
+    pool = facts.worker(worker)
+    if pool is None or not pool.block_size or not pool.num_blocks or not facts.requests.has("prompt_tokens"):
         return None
+    size, usable = pool.block_size, pool.num_blocks
     r = facts.requests
-    usable = total / max(len(r.worker_names), 1)
     prompt = np.nan_to_num(r.get("prompt_tokens")[mine])
     output = np.nan_to_num(r.get("output_tokens")[mine])
     scheduled = r.scheduled_s[mine]

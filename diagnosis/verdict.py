@@ -13,6 +13,7 @@ class Change:
     """Changes in seconds with their 95 % intervals (None where the data give none).
 
     `p99_*` is the quantile that was asked for (P99 unless said otherwise), `judged_*` the one that carries the verdict.
+    `*_range` says where the quantile lies where first tokens never came: (at least, at most; None: nothing bounds it).
     """
 
     mean_s: float
@@ -27,6 +28,10 @@ class Change:
     suspect_mean_s: float
     base_judged_s: float
     suspect_judged_s: float
+    base_p99_range: tuple[float, float | None] | None = None
+    suspect_p99_range: tuple[float, float | None] | None = None
+    base_judged_range: tuple[float, float | None] | None = None
+    suspect_judged_range: tuple[float, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class NamedCause:
     summary: str
     subject: dict[str, str | None]
     interval: dict[str, int] | None
-    share_p99: float
+    share_p99: float | None
     mean_s: float
     p99_s: float
     confidence: float
@@ -73,6 +78,8 @@ class NamedCause:
     evidence: Sequence[dict[str, Any]]
     refuted_by: str
     remedy: Sequence[str]
+    ended: bool = False
+    """Latency fell because this cause, which the baseline had, is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,16 @@ class Verdict:
             "mean_s": {"value": delta["mean_s"], "interval_95": delta["mean_interval_95"]},
             "p99_s": {"value": delta["p99_s"], "interval_95": delta["p99_interval_95"]},
             "judged_s": {"value": delta["judged_s"], "interval_95": delta["interval_95"]},
-            "baseline": {k: delta[f"base_{k}"] for k in ("mean_s", "p99_s", "judged_s")},
-            "suspect": {k: delta[f"suspect_{k}"] for k in ("mean_s", "p99_s", "judged_s")},
+            "baseline": _side(delta, "base"),
+            "suspect": _side(delta, "suspect"),
         }
         return document
+
+
+def _side(delta: dict[str, Any], side: str) -> dict[str, Any]:
+    """Values of one window, and the ranges of its quantiles (null where every first token came, or is merely unknown)."""
+    values = {name: delta[f"{side}_{name}"] for name in ("mean_s", "p99_s", "judged_s")}
+    return values | {f"{name}_range_s": delta[f"{side}_{name}_range"] for name in ("p99", "judged")}
 
 
 def confidence_word(value: float) -> str:

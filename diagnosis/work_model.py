@@ -7,7 +7,7 @@ batch is not mistaken for a slower machine, and against the drift of step time i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class WorkModel:
     slow_noise: float | None
     num_compared: int
     source: str | None
+
+    def exchanged(self) -> WorkModel:
+        """The model with the windows' roles exchanged; costs stay those of the faster window."""
+        return replace(
+            self,
+            slow_factor=None if self.slow_factor is None else 1.0 / self.slow_factor,
+            slow_raw=None if self.slow_raw is None else 1.0 / self.slow_raw,
+        )
 
     def slow_share(self, *, suspect: bool) -> float:
         """Share of engine time in this window that slower steps added over the faster window's speed."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import lineage_sql
+from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, pool_sql, request_sql
 from diagnosis.wording import number, percent, seconds
+
+WAITED_S = 0.001
+"""Waits shorter than this are a scheduler's own pace."""
 
 
 @cause(
@@ -31,44 +34,51 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
 
     Experiment: run the same traffic with 1.5 times the KV blocks; waiting on blocks should vanish, waiting for seats would stay.
     """
-    facts = case.suspect
+    facts, base = case.suspect, case.base
     waits = case.suspect_ledger.column("admission_blocked_on_blocks")
-    waited = int((waits > 0.001).sum())
+    waited = int((waits > WAITED_S).sum())
+    queue = facts.requests.get("queue_s")
     if waited == 0:
-        seats = facts.requests.get("queue_s")
-        total = float(np.nansum(seats))
-        return Excluded(f"no request waited for blocks while seats were free (queueing in all: {seconds(total)})")
-    where = case.sql_where(case.suspect_window, "arrival_ns")
+        return Excluded(
+            f"no request waited for blocks while seats were free (queueing in all: {seconds(float(np.nansum(queue)))})"
+        )
     evidence = [
         Evidence(
-            f"{number(waited)} of {number(len(waits))} requests waited for blocks while seats were free and no other reason was seen; "
-            f"the wait costs {seconds(float(waits.mean()))} a request on average",
+            f"{number(waited)} of {number(len(waits))} requests of the {case.suspect_word} waited for blocks while seats were free and no "
+            f"other reason was seen; the wait costs {seconds(float(waits.mean()))} a request on average",
             float(waits.mean()),
             "s",
-            f"SELECT count(*) FILTER (queue_s > 0.001) AS waited, count(*) AS requests, avg(queue_s) AS mean_queue_s FROM request "
-            f"WHERE vantage = 'engine' AND {where}",
+            None,
             case.worst_requests("admission_blocked_on_blocks"),
         )
     ]
-    blocks_now, blocks_then = facts.num_blocks(), case.base.num_blocks()
-    if blocks_now is not None:
-        then = "" if blocks_then in (None, blocks_now) else f" ({number(blocks_then)} in the baseline)"
+    if np.isfinite(queue).any():
+        before = base.requests.get("queue_s")
+        then = f" ({seconds(float(np.nanmean(before)))} in the {case.base_word})" if np.isfinite(before).any() else ""
         evidence.append(
             Evidence(
-                f"the pool has {number(blocks_now)} usable KV blocks{then}",
-                blocks_now,
-                "blocks",
-                f"SELECT worker, arg_max(num_blocks, at_ns) AS num_blocks FROM worker WHERE {case.sql_scope(case.suspect_window)} GROUP BY worker",
+                f"a request queued {seconds(float(np.nanmean(queue)))} on average{then}",
+                float(np.nanmean(queue)),
+                "s",
+                request_sql(case, facts, "avg(queue_s) AS mean_queue_s", "queue_s"),
+            )
+        )
+    blocks_now, blocks_then = facts.num_blocks(), base.num_blocks()
+    if blocks_now is not None:
+        then = "" if blocks_then in (None, blocks_now) else f" ({number(blocks_then)} in the {case.base_word})"
+        evidence.append(
+            Evidence(
+                f"the pool has {number(blocks_now)} usable KV blocks{then}", blocks_now, "blocks", pool_sql(case, facts)
             )
         )
     preemptions = facts.samples.get("preemptions_total")
     if preemptions:
         evidence.append(
             Evidence(
-                f"the engine preempted {number(preemptions)} times in the window: blocks ran out under running requests too",
+                f"the engine preempted {number(preemptions)} times in the {case.suspect_word}: blocks ran out under running requests too",
                 preemptions,
                 "preemptions",
-                f"SELECT at_ns, value FROM sample WHERE name = 'preemptions_total' AND {case.sql_where(case.suspect_window, 'at_ns')} ORDER BY at_ns",
+                counter_sql(case, facts, "preemptions_total"),
             )
         )
     lineage = facts.lineage
@@ -79,7 +89,7 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
                 f"({number(float(lineage.evicted_tokens.sum()))} tokens computed twice)",
                 float(lineage.evicted_blocks),
                 "blocks",
-                lineage_sql(case),
+                lost_sql(case, "count(*) AS blocks"),
             )
         )
     usage = facts.samples.get("kv_usage_ratio:mean")
@@ -89,7 +99,7 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
                 f"scraped KV usage averaged {percent(usage)}: a gauge that is read once a second misses most of the shortage",
                 usage,
                 "ratio",
-                f"SELECT avg(value), max(value) FROM sample WHERE name = 'kv_usage_ratio' AND {case.sql_where(case.suspect_window, 'at_ns')}",
+                f"SELECT avg(value) AS mean FROM sample WHERE name = 'kv_usage_ratio' AND {event_where(case, facts)}",
             )
         )
     told = "step.waiting_on_blocks" in facts.visible

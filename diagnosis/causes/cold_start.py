@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import bounds
 from diagnosis.wording import number, seconds
+from store.interface import Window
+
+MARKS_BEFORE_NS = 60_000_000_000
+"""A start up to this long before the window still makes its cache cold."""
 
 
 @cause("cold_start", needs=("request.cached_tokens",), rows=("cold_start",))
@@ -21,22 +26,26 @@ def cold_start(case: Case) -> Claim | Excluded | None:
 
     Experiment: restart one worker with warming and one without; only the first minute may differ.
     """
-    starts = [m for m in case.suspect.marks if m.mark in ("worker_up", "cache_reset")]
+    facts = case.suspect
+    starts = [m for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
     if not starts:
-        return Excluded("no worker started and no cache was reset in or just before the window")
+        return Excluded(f"no worker started and no cache was reset in or just before the {case.suspect_word}")
     spent = case.suspect_ledger.column("cold_start")
     if not (spent > 0).any():
         return Excluded(
-            "a worker started or a cache was reset, but the requests after it missed no more than later ones"
+            f"{number(len(starts))} starts or resets, but the requests after them missed no more than later ones"
         )
-    where = case.sql_where(case.suspect_window, "at_ns")
+    window = bounds(case, facts)
+    where = case.sql_where(Window((window.start_ns or 0) - MARKS_BEFORE_NS, window.end_ns, window.run_id), "at_ns")
+    first = starts[0]
     return Claim(
         [
             Evidence(
-                f"{starts[0].mark} of {starts[0].subject or 'a worker'}: {starts[0].text or 'no text'}",
-                starts[0].at_s,
-                "s after the first request",
-                f"SELECT at_ns, mark, subject, text FROM mark WHERE mark IN ('worker_up', 'cache_reset') AND {where}",
+                f"{number(len(starts))} starts or resets in or just before the {case.suspect_word}, the first: {first.mark} of "
+                f"{first.subject or 'a worker'} ({first.text or 'no text'})",
+                float(len(starts)),
+                "marks",
+                f"SELECT count(*) AS marks FROM mark WHERE mark IN ('worker_up', 'cache_reset') AND {where}",
             ),
             Evidence(
                 f"{number(int((spent > 0).sum()))} requests in the first minute after it lost {seconds(float(spent.sum()))} in all to filling the cache",

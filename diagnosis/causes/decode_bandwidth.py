@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import event_where
+from diagnosis.facts import Facts
 from diagnosis.wording import number, seconds
 from diagnosis.work_model import quiet_gaps
 
@@ -25,25 +27,27 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
 
     Experiment: compare TPOT at --max-num-seqs N and N/2 under the same arrivals.
     """
-    running_b, running_s = _typical_running(case, True), _typical_running(case, False)
+    running_b, running_s = _typical_running(case.base), _typical_running(case.suspect)
     if running_b is None or running_s is None:
         return None
     if running_s <= running_b * 1.1:
         return Excluded(
-            f"batches were not fuller: {number(running_b)} -> {number(running_s)} sequences decoded at once in the median"
+            f"batches were not fuller: {number(running_s)} sequences decoded at once in the median ({number(running_b)} in the {case.base_word})"
         )
     per_seq = case.model.decode_s_per_seq
     if not per_seq:
-        return Excluded("a step does not get longer with the sequences it serves in the baseline")
+        return Excluded("a step gets 0 ms longer with each more sequence it serves")
     return Claim(
         [
             Evidence(
-                f"{number(running_b)} -> {number(running_s)} sequences decoded at once in the median; each adds {seconds(per_seq)} to a step",
-                running_s - running_b,
+                f"{number(running_s)} sequences decoded at once in the median ({number(running_b)} in the {case.base_word}); "
+                f"each adds {seconds(per_seq)} to a step",
+                running_s,
                 "sequences",
-                "SELECT avg(num_running) FROM step WHERE " + case.sql_where(case.suspect_window, "at_ns")
-                if case.suspect.steps is not None
+                f"SELECT median(num_running) AS running FROM step WHERE num_running > 0 AND {event_where(case, case.suspect)}"
+                if _from_steps(case.suspect) is not None
                 else None,
+                case.worst_requests("decode_bandwidth"),
             )
         ],
         case.worker_subject("decode_bandwidth"),
@@ -51,11 +55,17 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
     )
 
 
-def _typical_running(case: Case, base: bool) -> float | None:
-    facts = case.base if base else case.suspect
-    if facts.steps is not None:
-        running = facts.steps.get("num_running")
-        if np.isfinite(running).any():
-            return float(np.nanmedian(running[np.nan_to_num(running) > 0]))
+def _typical_running(facts: Facts) -> float | None:
+    """Sequences in a batch in the median: of steps that ran any, else at the gaps between tokens."""
+    found = _from_steps(facts)
+    if found is not None:
+        return found
     _, running, _ = quiet_gaps(facts.requests)
     return float(np.median(running)) if len(running) else None
+
+
+def _from_steps(facts: Facts) -> float | None:
+    if facts.steps is None:
+        return None
+    running = np.nan_to_num(facts.steps.get("num_running"))
+    return float(np.median(running[running > 0])) if (running > 0).any() else None

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause, rate_per_s
+from diagnosis.evidence_sql import request_sql
+from diagnosis.facts import Facts
 from diagnosis.wording import number, percent
 
 CHANGE = 0.10
 """Relative growth of the arrival rate from which on it can be a cause."""
+MIN_Z = 3.0
+"""Standard errors the growth has to stand out by."""
 
 
 @cause("load_step", rows=("queue_load", "decode_bandwidth", "shared_prefill"))
@@ -26,45 +32,43 @@ def load_step(case: Case) -> Claim | Excluded | None:
 
     Experiment: replay the suspect's arrivals at the baseline's rate; if the waiting goes, it was the load.
     """
-    rate_b, rate_s = rate_per_s(case.base), rate_per_s(case.suspect)
-    n_b, n_s = len(case.base.requests), len(case.suspect.requests)
+    base, suspect = case.base, case.suspect
+    rate_b, rate_s = rate_per_s(base), rate_per_s(suspect)
     growth = rate_s / rate_b - 1.0
     # difference of two Poisson rates on the log scale: sd = sqrt(1/n + 1/m)
-    z = math.log(rate_s / rate_b) / math.sqrt(1 / n_b + 1 / n_s)
-    tokens_b = _tokens_per_s(case, True)
-    tokens_s = _tokens_per_s(case, False)
-    token_growth = tokens_s / tokens_b - 1.0 if tokens_b and tokens_s else None
-    grown = growth >= CHANGE and z > 3
-    said = f"arrivals {number(rate_b)} -> {number(rate_s)} requests/s ({_grown(growth)})"
-    if token_growth is not None:
-        said += f", offered tokens {number(tokens_b or 0)} -> {number(tokens_s or 0)} a second ({_grown(token_growth)})"
-    if not grown:
-        return Excluded(f"the offered load did not grow: {said}")
-    where_s = case.sql_where(case.suspect_window, "arrival_ns")
-    evidence = [
-        Evidence(
-            said,
-            growth,
-            "relative",
-            "SELECT count(*) / (max(arrival_ns) - min(arrival_ns)) * 1e9 AS requests_per_s FROM request "
-            f"WHERE vantage = '{case.suspect.requests.vantage}' AND {where_s}",
+    z = math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
+    said = f"{number(rate_s)} requests/s arrived in the {case.suspect_word}, {number(rate_b)} in the {case.base_word} ({_grown(growth)})"
+    tokens_b, tokens_s = _tokens_per_s(base), _tokens_per_s(suspect)
+    if tokens_b and tokens_s:
+        said += (
+            f"; offered tokens {number(tokens_s)} and {number(tokens_b)} a second ({_grown(tokens_s / tokens_b - 1.0)})"
         )
-    ]
+    if growth < CHANGE or z <= MIN_Z:
+        return Excluded(f"the offered load did not grow: {said}")
+    evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
     factor = case.model.slow_raw
     if factor is not None:
         evidence.append(
-            Evidence(f"steps with the same work took {percent(factor)} of the baseline's time", factor, "ratio")
+            Evidence(f"steps with the same work took {percent(factor)} of the {case.base_word}'s time", factor, "ratio")
         )
     return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0)
+
+
+def _growth_sql(case: Case) -> str:
+    """Arrivals over the length of each window, suspect over baseline, less 1."""
+    rates = [
+        f"({request_sql(case, facts, 'count(*)')}) / {max(facts.duration_s, 1e-9)!r}"
+        for facts in (case.suspect, case.base)
+    ]
+    return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
 
 
 def _grown(growth: float) -> str:
     return "unchanged" if abs(growth) < 0.005 else f"{growth:+.0%}"
 
 
-def _tokens_per_s(case: Case, base: bool) -> float | None:
-    facts = case.base if base else case.suspect
-    prompt, output = case.total(facts, "prompt_tokens"), case.total(facts, "output_tokens")
-    if prompt is None:
+def _tokens_per_s(facts: Facts) -> float | None:
+    prompt, output = facts.requests.get("prompt_tokens"), facts.requests.get("output_tokens")
+    if not np.isfinite(prompt).any():
         return None
-    return (prompt + (output or 0.0)) / max(facts.duration_s, 1e-9)
+    return float(np.nansum(prompt) + np.nansum(output)) / max(facts.duration_s, 1e-9)

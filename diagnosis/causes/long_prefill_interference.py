@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import request_sql
 from diagnosis.spent import long_prefill_tokens
 from diagnosis.wording import number, seconds
 
@@ -22,32 +23,38 @@ def long_prefill_interference(case: Case) -> Claim | Excluded | None:
     Refuted by: no prompt that had to compute far more than usual; slow requests that shared no step with one.
 
     Remedy:
-    - vLLM: --enable-chunked-prefill with a smaller --max-num-batched-tokens; --long-prefill-token-threshold and --max-long-partial-prefills
+    - vLLM: a smaller --max-num-batched-tokens (chunked prefill is on unless --no-enable-chunked-prefill), or --long-prefill-token-threshold
     - fleet: separate workers for long prompts, or prefill/decode disaggregation
     - application: cap RAG top-k and history, send long documents as batch work
 
     Experiment: route prompts above the threshold to one worker; ITL and TTFT of the others must recover.
     """
+    facts = case.suspect
     threshold = long_prefill_tokens(case.base)
-    computed = case.suspect.requests.get("computed_tokens")
+    computed = facts.requests.get("computed_tokens")
     long = np.flatnonzero(np.nan_to_num(computed) >= threshold)
     if len(long) == 0:
         return Excluded(
-            f"no request computed {number(threshold)} prompt tokens or more (4 times the baseline's median prompt)"
+            f"no request computed {number(threshold)} prompt tokens or more (4 times the median prompt of the {case.base_word}, at least 1,024)"
         )
     lost = case.suspect_ledger.column("long_prefill_interference")
     if not (lost > 0).any():
         return Excluded(f"{number(len(long))} long prompts were computed, but no other request shared a step with them")
-    where = case.sql_where(case.suspect_window, "arrival_ns")
-    ids = [str(case.suspect.requests.request_id[i]) for i in long[np.argsort(computed[long])[::-1]][:5]]
+    ids = [str(facts.requests.request_id[i]) for i in long[np.argsort(computed[long])[::-1]][:5]]
+    told = "coalesce(computed_tokens, prompt_tokens - cached_tokens)"
     return Claim(
         [
             Evidence(
-                f"{number(len(long))} prompts computed {number(threshold)} tokens or more, up to {number(float(np.nanmax(computed)))}",
+                f"{number(len(long))} prompts of the {case.suspect_word} computed {number(threshold)} tokens or more, up to {number(float(np.nanmax(computed)))}",
                 float(len(long)),
                 "requests",
-                "SELECT request_id, prompt_tokens - coalesce(cached_tokens, 0) AS computed FROM request WHERE "
-                f"vantage = '{case.suspect.requests.vantage}' AND {where} AND prompt_tokens - coalesce(cached_tokens, 0) >= {threshold:.0f} ORDER BY computed DESC",
+                request_sql(
+                    case,
+                    facts,
+                    "count(*) AS long_prompts",
+                    "computed_tokens prompt_tokens cached_tokens",
+                    f"{told} >= {threshold!r}",
+                ),
                 ids,
             ),
             Evidence(

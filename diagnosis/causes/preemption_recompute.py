@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import counter_sql, event_where, request_sql
 from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
 
@@ -29,19 +30,19 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
 
     Experiment: halve --max-num-seqs on one worker; preemptions should stop there at the price of a longer queue.
     """
-    base, suspect = _preemptions(case.base), _preemptions(case.suspect)
+    facts = case.suspect
+    before, (suspect, sql) = _preemptions(case, case.base)[0], _preemptions(case, facts)
     if not suspect:
-        return Excluded("no preemption in the window")
-    n = len(case.suspect.requests)
+        return Excluded(f"{number(suspect or 0)} preemptions in the {case.suspect_word}")
+    n = len(facts.requests)
     stalls = case.suspect_ledger.column("preemption_recompute")
-    where = case.sql_where(case.suspect_window, "at_ns")
+    then = "" if before is None else f", {number(before)} in the {case.base_word}"
     evidence = [
         Evidence(
-            f"{number(suspect)} preemptions in {number(n)} requests ({percent(suspect / n)}), {number(base or 0)} in the baseline",
+            f"{number(suspect)} preemptions in {number(n)} requests of the {case.suspect_word} ({percent(suspect / n)}){then}",
             suspect,
             "preemptions",
-            "SELECT worker, max(value) - min(value) AS preemptions FROM sample WHERE name = 'preemptions_total' AND "
-            f"{where} GROUP BY worker",
+            sql,
             case.worst_requests("preemption_recompute"),
         )
     ]
@@ -55,20 +56,22 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
                 case.worst_requests("preemption_recompute"),
             )
         )
-    exact = "request.num_preemptions" in case.suspect.visible or "step.recomputed_tokens" in case.suspect.visible
+    exact = "request.num_preemptions" in facts.visible or "step.recomputed_tokens" in facts.visible
     return Claim(
         evidence, case.worker_subject("preemption_recompute"), case.when("preemption_recompute"), 1.0 if exact else 0.8
     )
 
 
-def _preemptions(facts: Facts) -> float | None:
-    """Preemptions in a window: from the counter, else from requests, else from steps; None where none of them tells."""
+def _preemptions(case: Case, facts: Facts) -> tuple[float | None, str | None]:
+    """Preemptions in a window and their SQL: from the counter, else from requests, else from steps; None where none tells."""
     counted = facts.samples.get("preemptions_total")
     if counted is not None:
-        return counted
+        return counted, counter_sql(case, facts, "preemptions_total")
     told = facts.requests.get("num_preemptions")
     if np.isfinite(told).any():
-        return float(np.nansum(told))
-    if facts.steps is not None:
-        return float(np.nansum(facts.steps.get("num_preempted")))
-    return None
+        sql = request_sql(case, facts, "sum(num_preemptions) AS preemptions", "num_preemptions")
+        return float(np.nansum(told)), sql
+    if facts.steps is not None and np.isfinite(facts.steps.get("num_preempted")).any():
+        sql = f"SELECT sum(num_preempted) AS preemptions FROM step WHERE {event_where(case, facts)}"
+        return float(np.nansum(facts.steps.get("num_preempted"))), sql
+    return None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
 from diagnosis.quality import caching_is_off
 from diagnosis.wording import number, percent
 
@@ -28,28 +29,38 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     off_now, why_now = caching_is_off(case.suspect)
     off_then, _ = caching_is_off(case.base)
     if not off_now:
-        return Excluded(f"prefix caching worked in the suspect window: {why_now}")
+        return Excluded(f"prefix caching worked in the {case.suspect_word}: {why_now}")
     if off_then:
         return Excluded("prefix caching was off in both windows")
     cached, prompt = case.total(case.base, "cached_tokens"), case.total(case.base, "prompt_tokens")
+    told = [w for w in case.suspect.workers if w.prefix_caching is False]
     evidence = [
         Evidence(
-            why_now,
-            0.0,
-            "tokens found in the cache",
-            f"SELECT worker, arg_max(prefix_caching, at_ns) AS prefix_caching FROM worker WHERE {case.sql_scope(case.suspect_window)} GROUP BY worker",
+            f"{case.suspect_word}: {why_now}",
+            float(len(told)) if told else 0.0,
+            "workers with caching off" if told else "tokens looked up",
+            _flag_sql(case) if told else counter_sql(case, case.suspect, "prefix_queries_tokens_total"),
         )
     ]
     if cached is not None and prompt:
         evidence.append(
             Evidence(
-                f"the baseline served {percent(cached / prompt)} of its {number(prompt)} prompt tokens from the cache",
+                f"the {case.base_word} served {percent(cached / prompt)} of its {number(prompt)} prompt tokens from the cache",
                 cached / prompt,
                 "ratio",
-                f"SELECT sum(cached_tokens) / sum(prompt_tokens) FROM request WHERE vantage = '{case.base.requests.vantage}' AND "
-                + case.sql_where(case.base_window, "arrival_ns"),
+                request_sql(case, case.base, HIT_RATE, "cached_tokens prompt_tokens"),
                 case.worst_requests("prefix_caching_off"),
             )
         )
-    told = any(w.prefix_caching is False for w in case.suspect.workers)
     return Claim(evidence, ("fleet", None), None, 1.0 if told else 0.8)
+
+
+def _flag_sql(case: Case) -> str:
+    """Workers whose newest word is that caching is off."""
+    names = sorted(w.worker for w in case.suspect.workers if w.worker is not None)
+    among = f" AND worker IN ({', '.join(map(text, names))})" if names else ""
+    scope, end = case.sql_scope(case.suspect_window), bounds(case, case.suspect).end_ns
+    return (
+        "SELECT count(*) FILTER (NOT prefix_caching) AS workers FROM (SELECT arg_max(prefix_caching, at_ns) AS prefix_caching "
+        f"FROM worker WHERE {scope} AND at_ns < {end}{among} GROUP BY worker)"
+    )

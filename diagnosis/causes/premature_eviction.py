@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import lineage_sql
+from diagnosis.evidence_sql import HIT_RATE, evicted_sql, lost_sql, request_sql, restored_sql, text
+from diagnosis.facts import LineageFacts
 from diagnosis.wording import number, percent, seconds
 
 
@@ -29,79 +30,84 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
     """
     facts = case.suspect
     lineage, totals = facts.lineage, facts.blocks
-    where = case.sql_where(case.suspect_window, "at_ns")
     evidence: list[Evidence] = []
     strength = 1.0
     if lineage is not None:
-        again = float(lineage.evicted_tokens.sum())
-        new = float(lineage.new_tokens.sum())
-        affected = int((lineage.evicted_tokens > 0).sum())
         if lineage.evicted_blocks == 0:
             return Excluded(
                 f"of the prompt blocks that were missed none had been stored before ({number(totals.evicted if totals else 0)} blocks "
-                f"were evicted in the window, but nobody asked for them again)"
+                f"were evicted in the {case.suspect_word}, but nobody asked for them again)"
             )
-        missed = again + new + float(lineage.cleared_tokens.sum())
-        back = (
-            ""
-            if lineage.back_after_s is None
-            else f", in the median {seconds(lineage.back_after_s)} after its eviction"
-        )
-        evidence.append(
-            Evidence(
-                f"{number(again)} prompt tokens ({percent(again / missed)} of all that were missed) in {number(affected)} requests had been "
-                f"in the cache, were evicted and were computed again{back}",
-                again,
-                "tokens",
-                lineage_sql(case),
-                _affected(case),
-            )
-        )
-        for worst in list(lineage.worst)[:1]:
-            evidence.append(
-                Evidence(
-                    f"the block missed most often after its eviction was missed {worst['times']} times",
-                    float(worst["times"]),
-                    "misses",
-                    f"SELECT at_ns, change, age_s FROM block WHERE block_hash = {worst['block_hash']} AND {where} ORDER BY at_ns",
-                    [str(r) for r in worst["request_ids"]],
-                )
-            )
+        evidence += _by_lineage(case, lineage)
     elif totals is not None:
         strength = 0.8
         if not totals.restored:
-            return Excluded(f"none of the {number(totals.evicted)} evicted blocks was stored again in the window")
+            return Excluded(
+                f"none of the {number(totals.evicted)} evicted blocks was stored again in the {case.suspect_word}"
+            )
         evidence.append(
             Evidence(
-                f"{number(totals.restored)} of {number(totals.stored)} stored blocks had been stored and evicted before in the same window",
+                f"{number(totals.restored)} of {number(totals.stored)} stored blocks had been stored and evicted before in the {case.suspect_word}",
                 float(totals.restored),
                 "blocks",
-                "SELECT count(*) FROM (SELECT change, lag(change) OVER (PARTITION BY worker, block_hash ORDER BY at_ns) AS before FROM block "
-                f"WHERE {where}) WHERE change = 'stored' AND before = 'evicted'",
+                restored_sql(case),
             )
         )
     if totals is not None:
+        then = f"{number(case.base.blocks.evicted)} in the {case.base_word}" if case.base.blocks else ""
         evidence.append(
             Evidence(
-                f"{number(totals.evicted)} blocks were evicted in the window ({number(case.base.blocks.evicted) if case.base.blocks else 'unknown'} in the baseline)",
+                f"{number(totals.evicted)} blocks were evicted in the {case.suspect_word}"
+                + (f" ({then})" if then else ""),
                 float(totals.evicted),
                 "blocks",
-                f"SELECT count(*) FROM block WHERE change = 'evicted' AND {where}",
+                evicted_sql(case, facts),
             )
         )
-    for name, window_facts in (("baseline", case.base), ("suspect", case.suspect)):
-        cached, prompt = case.total(window_facts, "cached_tokens"), case.total(window_facts, "prompt_tokens")
+    for side in (case.base, case.suspect):
+        cached, prompt = case.total(side, "cached_tokens"), case.total(side, "prompt_tokens")
         if cached is not None and prompt:
             evidence.append(
                 Evidence(
-                    f"token-weighted hit rate in the {name}: {percent(cached / prompt)}",
+                    f"token-weighted hit rate in the {case.word_of(side)}: {percent(cached / prompt)}",
                     cached / prompt,
                     "ratio",
-                    f"SELECT sum(cached_tokens) / sum(prompt_tokens) FROM request WHERE vantage = '{window_facts.requests.vantage}' AND "
-                    + case.sql_where(case.base_window if name == "baseline" else case.suspect_window, "arrival_ns"),
+                    request_sql(case, side, HIT_RATE, "cached_tokens prompt_tokens"),
                 )
             )
     return Claim(evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), strength)
+
+
+def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
+    """Tokens computed twice, and the block that was lost most often."""
+    again, affected = float(lineage.evicted_tokens.sum()), int((lineage.evicted_tokens > 0).sum())
+    missed = again + float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum())
+    when = lineage.back_after_s
+    back = "" if when is None else f", the most wanted in the median {seconds(when)} after their eviction"
+    evidence = [
+        Evidence(
+            f"{number(again)} prompt tokens ({percent(again / missed)} of all that were missed) in {number(affected)} requests had been "
+            f"in the cache, were evicted and were computed again{back}",
+            again,
+            "tokens",
+            lost_sql(case, f"count(*) * {case.suspect.block_size()} AS tokens"),
+            _affected(case),
+        )
+    ]
+    for worst in list(lineage.worst)[:1]:
+        where = f"block_hash = {worst['block_hash']}"
+        if lineage.by_worker:
+            where += f" AND worker = {text(str(worst['worker']))}"
+        evidence.append(
+            Evidence(
+                f"the block missed most often after its eviction was missed {number(worst['times'])} times",
+                float(worst["times"]),
+                "misses",
+                lost_sql(case, "count(*) AS misses", where),
+                [str(r) for r in worst["request_ids"]],
+            )
+        )
+    return evidence
 
 
 def _affected(case: Case, limit: int = 5) -> list[str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.wording import number, percent
+from diagnosis.evidence_sql import median_gap_sql
+from diagnosis.facts import Facts
+from diagnosis.wording import number, percent, seconds
 
 
 @cause("slow_steps", needs=("request.token_ns|step|request.decode_s",), rows=("slow_steps",))
@@ -26,23 +30,36 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     if model.slow_raw is None:
         return None
     compared = f"at equal batch size ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
-    said = f"the same step took {model.slow_raw:.2f} times the baseline's time {compared}"
+    said = f"the same step took {model.slow_raw:.2f} times the {case.base_word}'s time {compared}"
     if model.slow_factor is None or model.slow_factor <= 1.0:
         return Excluded(f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}")
-    where = case.sql_where(case.suspect_window, "arrival_ns")
-    return Claim(
-        [
+    evidence = [
+        Evidence(
+            f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}",
+            model.slow_raw,
+            "ratio",
+            None,
+            case.worst_requests("slow_steps"),
+        )
+    ]
+    gap_s, gap_before_s = _median_gap(case.suspect), _median_gap(case.base)
+    if gap_s is not None and gap_before_s is not None:
+        evidence.append(
             Evidence(
-                f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}",
-                model.slow_raw,
-                "ratio",
-                f"SELECT median(gap_s) AS median_itl_s FROM token_gap WHERE request_id IN (SELECT request_id FROM request WHERE {where})"
-                if model.source == "token gaps"
-                else None,
-                case.worst_requests("slow_steps"),
+                f"the median gap between two tokens was {seconds(gap_s)} ({seconds(gap_before_s)} in the {case.base_word}), whatever the batch",
+                gap_s,
+                "s",
+                median_gap_sql(case, case.suspect),
             )
-        ],
+        )
+    return Claim(
+        evidence,
         case.worker_subject("slow_steps"),
         None,
         1.0 if model.source in ("steps", "token gaps") else 0.8,
     )
+
+
+def _median_gap(facts: Facts) -> float | None:
+    gaps = facts.requests.gaps
+    return float(np.median(gaps.gap_s)) if gaps is not None and len(gaps.gap_s) else None

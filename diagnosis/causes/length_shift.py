@@ -1,0 +1,51 @@
+"""Prompts or answers got longer or shorter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.comparability import LENGTHS, WORDS
+from diagnosis.evidence_sql import request_sql
+from diagnosis.wording import number, percent
+
+
+@cause("length_shift", needs=("request.prompt_tokens|request.output_tokens",), rows=("length_shift",))
+def length_shift(case: Case) -> Claim | Excluded | None:
+    """The traffic changed: prompts or answers have other lengths than before, and length alone costs time.
+
+    Why: prefill grows with the prompt and decoding with the answer; the engine serves a request of a given length as before.
+    The windows are reweighted to a common mix, and what that takes away from the raw change is this row.
+
+    Refuted by: the same change among requests of equal length; lengths that did not move.
+
+    Remedy:
+    - application: find what makes prompts or answers longer (history growth, RAG top-k, tools, a new template) and cap it; set max_tokens
+    - fleet: judge the service by targets for each class of length, or send long requests to workers of their own
+
+    Experiment: compare the percentile among requests of one length class (kvscope sql); it must be as in the baseline.
+    """
+    mix = case.mix
+    if mix is None:
+        return None
+    if case.traffic is None or case.traffic.row != "length_shift":
+        moved = [
+            f"{WORDS[name]} by {percent(mix.dimension_shift[name])}" for name in LENGTHS if name in mix.dimension_shift
+        ]
+        if not moved:
+            return None
+        return Excluded(f"lengths did not move materially (total variation: {', '.join(moved)})")
+    evidence = []
+    for name in LENGTHS:
+        now, then = case.suspect.requests.get(name), case.base.requests.get(name)
+        if np.isfinite(now).any() and np.isfinite(then).any() and name in mix.moved:
+            mean, before = float(np.nanmean(now)), float(np.nanmean(then))
+            evidence.append(
+                Evidence(
+                    f"mean {WORDS[name]} in the {case.suspect_word}: {number(mean)} tokens ({number(before)} in the {case.base_word})",
+                    mean,
+                    "tokens",
+                    request_sql(case, case.suspect, f"avg({name}) AS mean_tokens", name),
+                )
+            )
+    return Claim(evidence)

@@ -1,0 +1,77 @@
+"""Bring two windows to what both of them saw: what only one window observed says nothing about the change between them.
+
+Idea: phases that only the suspect window knows would look like seconds that came into being, and the baseline's would look
+like seconds that nobody can see. So the richer window is read at the level of the poorer, and that is said.
+
+Invariant: afterwards both windows know queue and prefill, or neither; the same for decoding and for the life of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from diagnosis.facts import Facts
+from diagnosis.quality import caching_is_off
+
+KNOWN = 0.05
+"""Share of requests that have to know a phase before the window counts as having seen it."""
+
+
+def equal_sight(base: Facts, suspect: Facts) -> tuple[Facts, Facts, list[str]]:
+    """Both windows with only what both saw, and a sentence for each thing that had to be left aside."""
+    notes: list[str] = []
+    pair = [base, suspect]
+    for what, sees, blind in (
+        ("queue and prefill", _sees_phases, _without_phases),
+        ("decode times", _sees_decode, _without_decode),
+        ("KV block events", _sees_blocks, _without_blocks),
+    ):
+        seen = [sees(facts) for facts in pair]
+        if seen[0] == seen[1]:
+            continue
+        richer = seen.index(True)
+        pair[richer] = blind(pair[richer])
+        name, other = pair[richer].name, pair[1 - richer].name
+        notes.append(f"{what} were seen in the window {name} only, not in {other}, so they are left aside in both")
+    return pair[0], pair[1], notes
+
+
+def _sees_phases(facts: Facts) -> bool:
+    return facts.requests.has("queue_s", KNOWN) and facts.requests.has("prefill_s", KNOWN)
+
+
+def _without_phases(facts: Facts) -> Facts:
+    return _hide(facts, ("queue_s", "prefill_s"), instants=("scheduled_s",))
+
+
+def _sees_decode(facts: Facts) -> bool:
+    return facts.requests.gaps is not None or facts.requests.has("decode_s", KNOWN)
+
+
+def _without_decode(facts: Facts) -> Facts:
+    hidden = _hide(facts, ("decode_s", "stalled_s"))
+    visible = hidden.visible - {"request.token_ns"}
+    return replace(hidden, requests=replace(hidden.requests, gaps=None), visible=visible)
+
+
+def _sees_blocks(facts: Facts) -> bool:
+    # with caching off there is nothing to store and nothing to evict: no event is the whole truth then
+    return facts.blocks is not None or caching_is_off(facts)[0]
+
+
+def _without_blocks(facts: Facts) -> Facts:
+    return replace(facts, blocks=None, lineage=None, visible=facts.visible - {"block.evicted", "request.prompt_blocks"})
+
+
+def _hide(facts: Facts, numbers: Sequence[str], instants: Sequence[str] = ()) -> Facts:
+    r = facts.requests
+    unknown = np.full(len(r), np.nan)
+    requests = replace(
+        r,
+        numbers={name: values for name, values in r.numbers.items() if name not in numbers},
+        **dict.fromkeys(instants, unknown),  # type: ignore[arg-type]
+    )
+    return replace(facts, requests=requests, visible=facts.visible - {f"request.{name}" for name in numbers})

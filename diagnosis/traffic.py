@@ -1,0 +1,69 @@
+"""What another mix of requests did to the metric, beside what the engine did at a common mix.
+
+Idea: the raw change is the change at a common mix plus what reweighting took away; that rest belongs to the traffic (longer
+prompts, another tenant), and blaming the engine for it would be wrong. It has a row of its own in the attribution.
+
+Invariant: change at the common mix + this row = raw change, of the mean, the quantile and the expected shortfall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.attribution import Attribution
+from diagnosis.comparability import LENGTHS, Mix
+from diagnosis.judged import Judged
+from diagnosis.ledger import Ledger
+from diagnosis.quantiles import expected_shortfall, nearest_rank
+
+ROWS = ("length_shift", "mix_shift")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Seconds of the raw change that the traffic's mix owns, at the judged quantile, and the raw change itself.
+
+    row       length_shift where prompts or answers moved, else mix_shift
+    changed   the raw change stands out from noise; `by_mean`: its mean does, its quantile does not
+    p_value   of the mixes being alike
+    """
+
+    row: str
+    mean_s: float
+    quantile_s: float
+    raw_mean_s: float
+    raw_quantile_s: float
+    changed: bool
+    by_mean: bool
+    p_value: float
+
+
+def row_name(mix: Mix) -> str:
+    """The row that seconds of another mix stand in."""
+    return "length_shift" if set(mix.moved) & set(LENGTHS) else "mix_shift"
+
+
+def beyond(attribution: Attribution, base: Ledger, suspect: Ledger, q: str) -> tuple[float, float, float]:
+    """(mean, quantile, expected shortfall) of the raw change less the change at the common mix, s."""
+    return (
+        float(suspect.values.mean() - base.values.mean()) - attribution.delta_mean_s,
+        nearest_rank(suspect.values, q) - nearest_rank(base.values, q) - attribution.delta_quantile_s,
+        expected_shortfall(suspect.values, q) - expected_shortfall(base.values, q) - attribution.delta_es_s,
+    )
+
+
+def traffic(mix: Mix, attribution: Attribution, base: Ledger, suspect: Ledger, judged: Judged) -> Traffic | None:
+    """None where nothing was reweighted."""
+    if not mix.shifted or judged.raw is None:
+        return None
+    mean_s, quantile_s, _ = beyond(attribution, base, suspect, judged.quantile)
+    return Traffic(
+        row=row_name(mix),
+        mean_s=mean_s,
+        quantile_s=quantile_s,
+        raw_mean_s=mean_s + attribution.delta_mean_s,
+        raw_quantile_s=quantile_s + attribution.delta_quantile_s,
+        changed=judged.raw.changed or judged.raw.changed_mean,
+        by_mean=not judged.raw.changed,
+        p_value=mix.p_value,
+    )
