@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from diagnosis.cause import Case
 from diagnosis.judged import Judged
@@ -13,6 +14,8 @@ from diagnosis.wording import interval, listing, metric_name, percent, quantile_
 
 MIN_REQUESTS = 20
 """Below this many requests in a window nothing is said about a change."""
+SUSPICIOUS = 0.20
+"""Relative change of the mean from which on an answer of `no_change` needs more than a wide interval."""
 WHY_NOT = {
     "no_change": "the metric did not change",
     "not_distinguishable": "the change itself is not established",
@@ -31,6 +34,15 @@ def fell(case: Case, judged: Judged) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """Status and sentence of a verdict; `named`: its causes are shown (tentatively, where the status is not `explained`)."""
+
+    status: str
+    sentence: str
+    named: bool = False
+
+
 def conclude(
     case: Case,
     judged: Judged,
@@ -39,44 +51,57 @@ def conclude(
     rows: Sequence[LedgerRow],
     *,
     comparable: bool = True,
-) -> tuple[str, str]:
-    """(status, sentence). `comparable` False: the windows have no kind of request in common."""
-    n_b, n_s = judged.significance.n
-    if min(n_b, n_s) < MIN_REQUESTS:
-        return "not_distinguishable", _too_few(case, judged)
+) -> Conclusion:
+    """What is said of the change. `comparable` False: the windows have no kind of request in common."""
+    if min(judged.significance.n) < MIN_REQUESTS:
+        return Conclusion("not_distinguishable", _too_few(case, judged))
     unbounded = _unbounded(case, judged, delta)
     if unbounded is not None:
-        return "not_distinguishable", unbounded
-    traffic_moved = case.traffic is not None and case.traffic.changed
-    if not judged.changed and not traffic_moved:
-        return ("no_change", _no_change(case, judged, delta)) if comparable else _incomparable(case, judged, delta)
+        return Conclusion("not_distinguishable", unbounded)
     if not comparable:
-        return _incomparable(case, judged, delta)
-    if not judged.changed:
+        return Conclusion("not_distinguishable", _incomparable(case, judged, delta))
+    if judged.changed:
+        return _changed(case, judged, causes, delta, rows)
+    if case.traffic is not None and case.traffic.changed:
         return _only_traffic(case, judged, causes, delta)
-    opening = _opening(case, judged, delta)
+    if suspicious(case):
+        return Conclusion("not_distinguishable", _suspicious(case, judged, causes, delta), named=True)
+    return Conclusion("no_change", _no_change(case, judged, delta))
+
+
+def _changed(
+    case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change, rows: Sequence[LedgerRow]
+) -> Conclusion:
+    """The metric changed at the common mix: who owns it, or why nobody can be named."""
+    opening, aside = _opening(case, judged, delta)
     if causes:
-        return "explained", f"{opening}: {_owners(case, judged, causes)}."
+        return Conclusion("explained", f"{opening}: {_owners(case, judged, causes)}.{aside}", named=True)
     moved = _moved(case, judged)
     hidden = [r for r in rows if r.cause in UNOBSERVED]
-    unseen = sum(r.mean_s if judged.by_mean else r.judged_s for r in hidden) / moved if moved else 0.0
+    unseen = sum(_seconds(r, judged) for r in hidden) / moved if moved else 0.0
     if unseen > 0.5:
-        where = listing([ROWS[r.cause] for r in hidden if (r.mean_s if judged.by_mean else r.judged_s) * moved > 0])
-        return (
-            "not_observable",
-            f"{opening}, and {percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}.",
-        )
-    biggest = max(
-        (r for r in rows if r.cause not in ("dependence", "other")),
-        key=lambda r: abs(r.mean_s if judged.by_mean else r.judged_s),
-        default=None,
+        where = listing([ROWS[r.cause] for r in hidden if _seconds(r, judged) * moved > 0])
+        share = percent(min(unseen, 1.0))
+        said = f"{opening}; {share} of the change lies where this setup cannot look: {where}.{aside}"
+        return Conclusion("not_observable", said)
+    known = [r for r in rows if r.cause not in ("dependence", "other")]
+    biggest = max(known, key=lambda r: abs(_seconds(r, judged)), default=None)
+    largest = "" if biggest is None else f"; the largest part is {biggest.text} ({signed(_seconds(biggest, judged))})"
+    return Conclusion(
+        "not_distinguishable", f"{opening}; no cause has evidence for a material part of it{largest}.{aside}"
     )
-    largest = (
-        ""
-        if biggest is None
-        else f"; the largest part is {biggest.text} ({signed(biggest.mean_s if judged.by_mean else biggest.judged_s)})"
-    )
-    return "not_distinguishable", f"{opening}, but no cause has evidence for a material part of it{largest}."
+
+
+def suspicious(case: Case) -> bool:
+    """Whether the mean moved so much that noise is a poor answer, although too few independent requests carry it."""
+    attribution = case.attribution
+    before = float(case.base_ledger.values.mean() if not case.ended else case.suspect_ledger.values.mean())
+    return abs(attribution.delta_mean_s) >= SUSPICIOUS * before and abs(attribution.delta_mean_s) > 0
+
+
+def _seconds(row: LedgerRow, judged: Judged) -> float:
+    """Seconds of a row in the change that carries the verdict."""
+    return row.mean_s if judged.by_mean else row.judged_s
 
 
 def _moved(case: Case, judged: Judged) -> float:
@@ -104,31 +129,44 @@ def _too_few(case: Case, judged: Judged) -> str:
 
 def _unbounded(case: Case, judged: Judged, delta: Change) -> str | None:
     """One sentence where so many first tokens never came in one window that the direction of the change is unknown."""
-    base_open = delta.base_judged_range is not None and delta.base_judged_range[1] is None
-    suspect_open = delta.suspect_judged_range is not None and delta.suspect_judged_range[1] is None
-    if base_open == suspect_open:
+    ranges = [delta.base_judged_range, delta.suspect_judged_range]
+    is_open = [r is not None and r[1] is None for r in ranges]
+    if is_open[0] == is_open[1]:
         return None
-    rose = judged.changed and _moved(case, judged) > 0
-    falling = judged.changed and _moved(case, judged) < 0
-    if (suspect_open and rose) or (base_open and falling):
-        return None
-    which, bounds = (
-        ("suspect window", delta.suspect_judged_range) if suspect_open else ("baseline", delta.base_judged_range)
-    )
+    side = is_open.index(True)
+    at_least = (ranges[side] or (0.0, None))[0]
+    seen = (delta.base_judged_s, delta.suspect_judged_s)
+    other = ranges[1 - side]
+    at_most = seen[1 - side] if other is None or other[1] is None else other[1]
+    if at_least > at_most:
+        return None  # open to the top, and above the other window all the same
     metric, name = metric_name(case.metric), quantile_name(judged.quantile)
-    seen = f"{seconds(delta.base_judged_s)} -> {seconds(delta.suspect_judged_s)}"
     return (
-        f"{name} {metric} cannot be compared: so many requests of the {which} ended without a first token that it is "
-        f"{seconds(bounds[0] if bounds else None)} or more there, with no upper limit (of what was seen it went {seen})."
+        f"{name} {metric} cannot be compared: so many requests of the {('baseline', 'suspect window')[side]} ended without a first "
+        f"token that it is {seconds(at_least)} or more there, with no upper limit "
+        f"(of what was seen it went {seconds(seen[0])} -> {seconds(seen[1])})."
     )
 
 
-def _incomparable(case: Case, judged: Judged, delta: Change) -> tuple[str, str]:
+def _incomparable(case: Case, judged: Judged, delta: Change) -> str:
     metric, name = metric_name(case.metric), quantile_name(judged.quantile)
     return (
-        "not_distinguishable",
         f"{name} {metric} went {_went(delta, judged)}, but the windows have no kind of request in common: whether the traffic or the "
-        "engine changed cannot be told.",
+        "engine changed cannot be told."
+    )
+
+
+def _suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
+    """A large change that one burst may be all of: said as it is, with whom it points at."""
+    metric = metric_name(case.metric)
+    bounds = interval(judged.significance.mean_interval_95)
+    episodes = judged.significance.episodes[1]
+    need = judged.requested.n_needed
+    pointed = f"; if it is real, {causes[0].cause} owns most of it" if causes else ""
+    wanted = f" About {need:,} requests a window would show a change of 20 %." if need else ""
+    return (
+        f"{quantile_name(judged.quantile)} {metric} went {_went(delta, judged)}, but too few independent requests carry it: "
+        f"{episodes} separate episode{'' if episodes == 1 else 's'} of slow ones, difference of the mean {bounds}{pointed}.{wanted}"
     )
 
 
@@ -167,7 +205,7 @@ def _no_change(case: Case, judged: Judged, delta: Change) -> str:
     )
 
 
-def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> tuple[str, str]:
+def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> Conclusion:
     """The raw numbers changed, at a common mix nothing did."""
     metric, name = metric_name(case.metric), quantile_name(judged.quantile)
     raw, at_mix = judged.raw, judged.significance
@@ -183,33 +221,31 @@ def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delt
     rest = f"at a common mix of requests it did not change beyond noise ({signed(found)}, {interval(bounds)})"
     named = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
     if not named:
-        return "not_distinguishable", f"{opening}; {rest}."
-    return "explained", f"{opening} because the traffic changed ({ROWS[named[0].rows[0]]}); {rest}."
+        return Conclusion("not_distinguishable", f"{opening}; {rest}.")
+    why = ROWS[named[0].rows[0]]
+    return Conclusion("explained", f"{opening} because the traffic changed ({why}); {rest}.", named=True)
 
 
-def _opening(case: Case, judged: Judged, delta: Change) -> str:
+def _opening(case: Case, judged: Judged, delta: Change) -> tuple[str, str]:
+    """What changed, and an aside on the quantile that was asked for where another number carries the verdict."""
     metric, name, asked = metric_name(case.metric), quantile_name(judged.quantile), quantile_name(judged.asked)
     direction = "rose" if _moved(case, judged) > 0 else "fell"
-    asked_change = f"{seconds(delta.base_p99_s)} -> {_value(delta.suspect_p99_s, delta.suspect_p99_range)}"
+    asked_change = (
+        f"{_value(delta.base_p99_s, delta.base_p99_range)} -> {_value(delta.suspect_p99_s, delta.suspect_p99_range)}"
+    )
     means = f"{seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+    thin = f" {asked} went {asked_change}, but too few independent requests carry an interval for it."
+    aside = "" if judged.requested.enough else thin
     if judged.raw is not None:
-        return _opening_at_mix(case, judged, delta)
+        return _opening_at_mix(case, judged, delta), aside
     if judged.by_mean and judged.requested.enough:
-        return f"{asked} {metric} did not change beyond noise ({asked_change}), but its mean {direction} ({means})"
+        return f"{asked} {metric} did not change beyond noise ({asked_change}), but its mean {direction} ({means})", ""
     if judged.by_mean:
-        return (
-            f"Mean {metric} {direction} ({means}, difference {interval(delta.mean_interval_95)}); {asked} went {asked_change}, but "
-            "too few independent requests carry it"
-        )
-    if judged.quantile != judged.asked:
-        return (
-            f"{name} {metric} {direction} from {_value(delta.base_judged_s, delta.base_judged_range)} to "
-            f"{_value(delta.suspect_judged_s, delta.suspect_judged_range)} (mean {means}; {asked} {asked_change}, too few independent "
-            "requests for its interval)"
-        )
+        return f"Mean {metric} {direction} ({means}, difference {interval(delta.mean_interval_95)})", aside
     return (
-        f"{asked} {metric} {direction} from {_value(delta.base_p99_s, delta.base_p99_range)} to "
-        f"{_value(delta.suspect_p99_s, delta.suspect_p99_range)} (mean {means})"
+        f"{name} {metric} {direction} from {_value(delta.base_judged_s, delta.base_judged_range)} to "
+        f"{_value(delta.suspect_judged_s, delta.suspect_judged_range)} (mean {means})",
+        aside,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from diagnosis import windows
 from diagnosis.judge import judge
-from diagnosis.load import load, vantages
+from diagnosis.load import load
 from diagnosis.quantiles import parse_quantile
 from diagnosis.verdict import Verdict
 from engine_probe.errors import BadWindow
@@ -37,17 +37,35 @@ def diagnose(
     if metric not in METRICS:
         raise BadWindow(f"unknown metric {metric!r}; known: {', '.join(METRICS)}", metric=metric)
     check_quantile(quantile)
+    if vantage is not None and vantage not in windows.VANTAGES:
+        raise BadWindow(f"unknown vantage {vantage!r}; known: {', '.join(windows.VANTAGES)}", vantage=vantage)
     chosen = windows.choose(store, baseline, suspect, now_ns)
     if why is not None:
         chosen = replace(chosen, why=why)
-    common = vantages(store, chosen.base) & vantages(store, chosen.suspect)
-    if vantage is None:
-        vantage = next((v for v in ("client", "engine", "router") if v in common), "client")
-    elif vantage not in ("client", "engine", "router"):
-        raise BadWindow(f"unknown vantage {vantage!r}; known: client, engine, router", vantage=vantage)
+    vantage = _vantage(store, chosen) if vantage is None else vantage
     base = load(store, chosen.base, chosen.base_name, vantage)
     found = load(store, chosen.suspect, chosen.suspect_name, vantage)
     return judge(base, found, chosen, metric, quantile, seed=seed)
+
+
+def _vantage(store: Store, chosen: windows.Chosen) -> str:
+    """The vantage that both windows were seen from. Raises BadWindow where there is none: instants of two are never compared."""
+    seen = [windows.vantages(store, window) for window in (chosen.base, chosen.suspect)]
+    names = (chosen.base_name, chosen.suspect_name)
+    for name, window, found in zip(names, (chosen.base, chosen.suspect), seen, strict=True):
+        if not found:
+            raise BadWindow(
+                f"window {name} ({window}) holds no requests; see `kvscope requests list` for what is stored",
+                window=str(window),
+            )
+    vantage = windows.judged_vantage(seen[0] & seen[1])
+    if vantage is None:
+        told = " and ".join(f"{name} by {', '.join(sorted(found))}" for name, found in zip(names, seen, strict=True))
+        raise BadWindow(
+            f"the windows were not seen from one vantage ({told}), and latencies of two vantages are not compared",
+            window=str(chosen.suspect),
+        )
+    return vantage
 
 
 def check_quantile(quantile: str) -> None:

@@ -17,7 +17,7 @@ from diagnosis.attribution import attribute
 from diagnosis.cause import Case, all_causes
 from diagnosis.censored import Waits, stand_in, waits
 from diagnosis.comparability import Mix, common_mix
-from diagnosis.conclude import WHY_NOT, conclude, fell
+from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
 from diagnosis.ledger import Ledger, metric_values
@@ -78,20 +78,20 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         mix,
         traffic(mix, attribution, ledger_b, ledger_s, judged),
     )
-    if fell(case, judged):
+    if fell(case, judged) or (not judged.changed and suspicious(case) and attribution.delta_mean_s < 0):
         case = case.exchanged()
     claims, excluded, unseen = ask_causes(case)
     rows = attribution_rows(attribution, at_p99, ledger_b, ledger_s, mix, judged.quantile, quantile)
     waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
     delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
     causes, more_excluded = rank(claims, case, judged, checks, rows, delta)
-    status, sentence = conclude(case, judged, causes, delta, rows, comparable=comparable)
-    if status != "explained":
-        excluded += [{"cause": c.cause, "because": f"{WHY_NOT[status]}: {status.replace('_', ' ')}"} for c in causes]
+    concluded = conclude(case, judged, causes, delta, rows, comparable=comparable)
+    if not concluded.named:
+        excluded += [{"cause": c.cause, "because": WHY_NOT[concluded.status]} for c in causes]
         causes = []
     return Verdict(
-        status=status,
-        verdict=sentence,
+        status=concluded.status,
+        verdict=concluded.sentence,
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,

@@ -53,13 +53,6 @@ STEP_NUMBERS = [
 ]
 
 
-def vantages(store: Store, window: Window) -> frozenset[str]:
-    """Vantages that have requests in the window."""
-    condition, params = queries.window_sql(window, "arrival_ns")
-    table = store.query(f"SELECT DISTINCT vantage FROM request WHERE {condition}", params)
-    return frozenset(table.column(0).to_pylist())
-
-
 def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     """Facts of one window as seen from `vantage` (client or engine). Raises BadWindow where it holds no request."""
     table = store.rows(

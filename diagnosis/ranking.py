@@ -14,6 +14,7 @@ import numpy as np
 from diagnosis import quality
 from diagnosis.attribution import Attribution, Row
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Excluded, all_causes, to_json
+from diagnosis.conclude import suspicious
 from diagnosis.facts import Facts
 from diagnosis.judged import Judged
 from diagnosis.traffic import Traffic
@@ -23,6 +24,8 @@ from diagnosis.wording import listing, percent, signed
 DUST_S = 1e-9
 OVER = "What the baseline had and is over: "
 NOTHING_TO_DO = "nothing: the baseline had it, the suspect window has not"
+CAP_WHEN_TENTATIVE = 0.49
+"""Most confidence where the change itself is large but not established: low."""
 CAP_WHEN_FEW = 0.79
 """Most confidence a cause can have where the requested quantile has no interval: medium, whatever the evidence."""
 
@@ -67,6 +70,7 @@ def rank(
     Causes of the engine are measured against the change at the common mix, the traffic's own row against the raw change.
     """
     known = {row.name: row for row in case.attribution.rows}
+    tentative = not judged.changed and suspicious(case)
     owner = _owners([cause for cause, _ in claims], {row.cause: row for row in rows})
     excluded: list[dict[str, str]] = []
     kept: list[_Owned] = []
@@ -75,7 +79,7 @@ def rank(
         if case.traffic is not None and case.traffic.row in mine:
             found = _of_traffic(cause, claim, mine, case.traffic)
         else:
-            found = _of_engine(cause, claim, mine, known, case, judged)
+            found = _of_engine(cause, claim, mine, known, case, judged, stands=judged.changed or tentative)
         if found.share >= MATERIAL and found.stands:
             kept.append(found)
             continue
@@ -96,8 +100,8 @@ def rank(
     for found in kept:
         sure = support.pop(0) if found.support is None else found.support
         confidence = min(1.0, sure) * found.claim.strength * penalty
-        if not judged.requested.enough:
-            confidence = min(confidence, CAP_WHEN_FEW)
+        cap = CAP_WHEN_TENTATIVE if tentative else 1.0 if judged.requested.enough else CAP_WHEN_FEW
+        confidence = min(confidence, cap)
         named.append(_named(found, confidence, case, p99, delta))
     return named, excluded
 
@@ -120,7 +124,14 @@ class _Owned:
 
 
 def _of_engine(
-    cause: Cause, claim: Claim, mine: list[str], known: Mapping[str, Row], case: Case, judged: Judged
+    cause: Cause,
+    claim: Claim,
+    mine: list[str],
+    known: Mapping[str, Row],
+    case: Case,
+    judged: Judged,
+    *,
+    stands: bool,
 ) -> _Owned:
     moved_s, moved_mean_s = case.attribution.delta_quantile_s, case.attribution.delta_mean_s
     rows = [known[name] for name in mine if name in known]
@@ -130,7 +141,7 @@ def _of_engine(
         seconds, moved = sum(row.quantile_s for row in rows), moved_s
     # seconds too small to print are dust, not a share
     share = seconds / moved if abs(moved) > DUST_S else 0.0
-    return _Owned(cause, claim, mine, seconds, share, judged.changed)
+    return _Owned(cause, claim, mine, seconds, share, stands)
 
 
 def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -> _Owned:

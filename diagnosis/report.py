@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, percent, quantile_name, seconds, signed
+from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed
 
 
 def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
@@ -19,7 +19,7 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
     carrier = "The mean" if verdict["carried_by"] == "mean" else name
     sections = [
         f"# {asked} {metric}: {verdict['status'].replace('_', ' ')}",
-        verdict["verdict"],
+        _text(verdict["verdict"]),
         "## Windows\n\n" + _windows(verdict),
         f"## Attribution of the change\n\nRows sum to the change. {carrier} carries the verdict"
         + ("" if name == asked else f"; {asked} is shown, but too few independent requests carry an interval for it")
@@ -27,7 +27,11 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
         + _attribution(verdict),
         f"## Composition around {name}\n\nDescribes what slow requests are made of; it does not blame.\n\n"
         + _composition(verdict),
-        "## Causes\n\n" + ("\n\n".join(map(_cause, verdict["causes"])) or "No cause is named."),
+        "## Causes\n\n"
+        + (
+            "\n\n".join(_cause(cause, verdict["requested_quantile"]) for cause in verdict["causes"])
+            or "No cause is named."
+        ),
         "## Excluded\n\n" + _excluded(verdict),
         "## Side effects\n\n" + _side_effects(verdict),
         "## Data quality\n\n" + _list(f"{q['status']}: {q['statement']}" for q in verdict["quality"]),
@@ -50,9 +54,21 @@ def _windows(verdict: Mapping[str, Any]) -> str:
                 _utc(w["end_ns"]),
                 f"{verdict['n'][side]:,}",
                 f"{verdict['n_effective'][side]:,.0f}",
+                seconds(verdict["delta"][side]["mean_s"]),
+                _ranged(verdict["delta"][side]),
             ]
         )
-    return _table(["window", "run", "from (UTC)", "to (UTC)", "requests", "worth independent"], rows)
+    asked = quantile_name(verdict["requested_quantile"])
+    header = ["window", "run", "from (UTC)", "to (UTC)", "requests", "worth independent", "mean", asked]
+    return _table(header, rows)
+
+
+def _ranged(side: Mapping[str, Any]) -> str:
+    """The quantile asked for, as a range where first tokens never came."""
+    bounds = side["p99_range_s"]
+    if bounds is None or bounds[0] == bounds[1]:
+        return seconds(side["p99_s"])
+    return f"{seconds(bounds[0])} or more" if bounds[1] is None else f"{seconds(bounds[0])} to {seconds(bounds[1])}"
 
 
 def _attribution(verdict: Mapping[str, Any]) -> str:
@@ -105,21 +121,21 @@ def _composition(verdict: Mapping[str, Any]) -> str:
     return _table(["part", "what it is", "baseline", "suspect"], rows)
 
 
-def _cause(cause: Mapping[str, Any]) -> str:
+def _cause(cause: Mapping[str, Any], asked: str) -> str:
     subject = cause["subject"]
     lines = [
-        f"### {cause['cause']} ({percent(cause['share_p99'])} of the tail's change, confidence {cause['confidence_word']}, {cause['confidence']:.2f})",
-        cause["summary"] + (f" Subject: {subject['kind']} {subject['id']}." if subject["id"] else ""),
+        f"### {cause['cause']} ({share_words(cause, asked)}, confidence {cause['confidence_word']}, {cause['confidence']:.2f})",
+        _text(cause["summary"] + (f" Subject: {subject['kind']} {subject['id']}." if subject["id"] else "")),
     ]
     if cause["interval"]:
         lines.append(
             f"Mostly between {_utc(cause['interval']['start_ns'])} and {_utc(cause['interval']['end_ns'])} UTC."
         )
     for evidence in cause["evidence"]:
-        ids = f" Requests: {', '.join(f'`{i}`' for i in evidence['request_ids'])}." if evidence["request_ids"] else ""
-        lines.append(f"- {evidence['statement']}.{ids}")
+        ids = f" Requests: {', '.join(map(_code, evidence['request_ids']))}." if evidence["request_ids"] else ""
+        lines.append(_text(f"- {evidence['statement']}.") + ids)
         if evidence["sql"]:
-            lines.append(f"  ```sql\n  {evidence['sql']}\n  ```")
+            lines.append(f"  ~~~sql\n  {evidence['sql']}\n  ~~~")
     lines.append(f"Would be refuted by: {cause['refuted_by']}")
     lines.append("What to do:\n\n" + _list(cause["remedy"]))
     return "\n\n".join(lines)
@@ -135,7 +151,8 @@ def _side_effects(verdict: Mapping[str, Any]) -> str:
     for r in verdict["side_effects"]:
         bounds = r["interval_95"]
         shown = f"{bounds[0]:.4g} to {bounds[1]:.4g}" if bounds and None not in bounds else "-"
-        rows.append([r["metric"], f"{r['baseline']:.4g}", f"{r['suspect']:.4g}", shown])
+        values = ["unknown" if r[key] is None else f"{r[key]:.4g}" for key in ("baseline", "suspect")]
+        rows.append([r["metric"], *values, shown])
     return _table(["metric", "baseline", "suspect", "difference, 95 %"], rows)
 
 
@@ -163,15 +180,25 @@ def _calibration(verdict: Mapping[str, Any]) -> list[str]:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def cell(text: str) -> str:
-        return str(text).replace("|", "\\|")
+        return _text(str(text)).replace("|", "\\|")
 
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(map(cell, row)) + " |" for row in rows])
 
 
 def _list(items: Any) -> str:
-    return "\n".join(f"- {item}" for item in items)
+    return "\n".join(f"- {_text(item)}" for item in items)
+
+
+def _text(words: str) -> str:
+    """Words on one line, in which names from outside cannot be markup."""
+    return " ".join(words.split()).replace("<", "&lt;")
+
+
+def _code(name: str) -> str:
+    """A name as a code span."""
+    return "`" + " ".join(name.split()).replace("`", "'") + "`"
 
 
 def _utc(ns: int) -> str:
-    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import Facts
-from diagnosis.ledger import judged_values
+from diagnosis.ledger import judged_values, metric_values
 from diagnosis.significance import compare
+from store.metrics import PRESET_SLOS
 
 REPLICATES = 200
+LIMITED = {"ttft": "ttft", "tpot": "tpot", "e2e_token": "e2e"}
+"""What an SLO limits, and the metric of ours that it is."""
 
 
 def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[dict[str, Any]]:
-    """Rows of {metric, baseline, suspect, interval_95}: mean and P95 of the other latencies (s), requests/s, tokens/s, failures."""
+    """Rows of {metric, baseline, suspect, interval_95}: mean and P95 of the other latencies (s), requests/s, tokens/s, goodput, failures."""
     rows: list[dict[str, Any]] = []
     for name in ("ttft", "tpot", "e2e"):
         if name == metric:
@@ -31,12 +34,35 @@ def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[di
     tokens = [np.nansum(f.requests.get("output_tokens")) for f in (base, suspect)]
     if min(tokens) > 0:
         rows.append(_row("output_tokens_per_s", tokens[0] / base.duration_s, tokens[1] / suspect.duration_s, None))
+    goodput = [_num_good(facts) for facts in (base, suspect)]
+    if goodput[0] is not None and goodput[1] is not None:
+        rows.append(_rate("goodput_per_s", goodput[0], base.duration_s, goodput[1], suspect.duration_s))
     rows.append(
         _share(
             "unfinished_ratio", base.num_unfinished, len(base.requests), suspect.num_unfinished, len(suspect.requests)
         )
     )
     return rows
+
+
+def _num_good(facts: Facts) -> int | None:
+    """Finished requests within every limit of the preset of their workload (interactive where none fits); None if unknowable."""
+    r = facts.requests
+    values = {f"{name}_s": metric_values(facts, metric) for name, metric in LIMITED.items()}
+    if not np.isfinite(values["ttft_s"]).any():
+        return None
+    good = r.finished.copy()
+    preset = np.array([w if w in PRESET_SLOS else "interactive" for w in r.workload], dtype=object)
+    for workload in set(preset):
+        for name in values:
+            limit = getattr(PRESET_SLOS[workload], name)
+            if limit is None:
+                continue
+            met = values[name] <= limit
+            if name == "tpot_s":  # TPOT does not apply to one token
+                met |= r.get("output_tokens") <= 1
+            good &= met | (preset != workload)
+    return int(good.sum())
 
 
 def _row(metric: str, base: float, suspect: float, interval: tuple[float, float] | None) -> dict[str, Any]:

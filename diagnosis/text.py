@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, percent, quantile_name, seconds, signed
+from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed
 
 WIDTH = 100
 STATUS = {
@@ -79,7 +79,7 @@ def _composition(verdict: Mapping[str, Any]) -> str:
     rows = [
         [row["cause"], seconds(row["baseline_s"]), seconds(row["suspect_s"])]
         for row in verdict["composition"]
-        if max(abs(row["baseline_s"]), abs(row["suspect_s"])) > 1e-6
+        if max(abs(row["baseline_s"] or 0.0), abs(row["suspect_s"] or 0.0)) > 1e-6
     ]
     return f"What a request around {name} is made of (describes, does not blame)\n" + table(
         ["", "baseline", "suspect"], rows
@@ -92,7 +92,7 @@ def _causes(verdict: Mapping[str, Any], sql: bool) -> str:
         subject = cause["subject"]
         where = f" on {subject['kind']} {subject['id']}" if subject["id"] else ""
         lines = [
-            f"{position}. {cause['cause']}{where}: {percent(cause['share_p99'])} of the {quantile_name(verdict['requested_quantile'])} change, "
+            f"{position}. {cause['cause']}{where}: {share_words(cause, verdict['requested_quantile'])}, "
             f"confidence {cause['confidence_word']} ({cause['confidence']:.2f})",
             _wrap(cause["summary"], indent=3, first=3),
         ]
@@ -101,7 +101,7 @@ def _causes(verdict: Mapping[str, Any], sql: bool) -> str:
             if evidence["request_ids"]:
                 lines.append(_wrap("requests: " + ", ".join(evidence["request_ids"][:3]), indent=7, first=5))
             if sql and evidence["sql"]:
-                lines.append(_wrap("sql: " + evidence["sql"], indent=7, first=5))
+                lines.append("     sql: " + evidence["sql"])  # one line, so that it can be copied
         lines.append(_wrap(f"would be refuted by: {cause['refuted_by']}", indent=5, first=3))
         lines.append("   what to do:")
         lines += [_wrap(f"- {remedy}", indent=7, first=5) for remedy in cause["remedy"]]
@@ -172,7 +172,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool =
     return "\n".join(lines)
 
 
-def _plain(value: float) -> str:
+def _plain(value: float | None) -> str:
+    if value is None:
+        return "unknown"
     return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

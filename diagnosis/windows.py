@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,6 +19,7 @@ from store.lineage import window_sql
 NS = 1_000_000_000
 MINUTE = 60 * NS
 DAY = 24 * 60 * MINUTE
+VANTAGES = ("client", "engine", "router")
 DEFAULT_LENGTH = 15 * MINUTE
 MIN_REQUESTS = 30
 """A window that we choose ourselves has at least this many requests."""
@@ -59,9 +61,14 @@ def parse_instant(text: str, now_ns: int) -> int:
     text = text.strip()
     if text in ("", "now"):
         return now_ns
-    if re.fullmatch(r"\d{16,19}", text):
+    if re.fullmatch(r"[0-9]{16,19}", text):
         return int(text)
-    relative = re.fullmatch(r"-(\d+)([smhd])", text)
+    if re.fullmatch(r"[0-9]{9,15}", text):
+        raise BadWindow(
+            f"{text!r} looks like {'milliseconds' if len(text) > 11 else 'seconds'} since 1970; give nanoseconds or ISO 8601",
+            window=text,
+        )
+    relative = re.fullmatch(r"-([0-9]{1,6})([smhd])", text)
     if relative:
         unit = {"s": NS, "m": MINUTE, "h": 60 * MINUTE, "d": DAY}[relative.group(2)]
         return now_ns - int(relative.group(1)) * unit
@@ -73,8 +80,11 @@ def parse_instant(text: str, now_ns: int) -> int:
             window=text,
         ) from None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    whole = moment.replace(microsecond=0)
-    return int(whole.timestamp()) * NS + moment.microsecond * 1000
+    try:
+        whole = int(moment.replace(microsecond=0).timestamp())
+    except (OverflowError, ValueError) as error:  # a zone can push the first and the last day out of the calendar
+        raise BadWindow(f"{text!r} lies outside the calendar", window=text) from error
+    return whole * NS + moment.microsecond * 1000
 
 
 def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns: int) -> Chosen:
@@ -111,7 +121,10 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
         if why
         else "both windows were given; windows chosen by eye after looking at the data overstate a change"
     )
-    return Chosen(baseline, suspect, baseline.run_id or "baseline", suspect.run_id or "suspect", given)
+    names = (baseline.run_id or "baseline", suspect.run_id or "suspect")
+    if names[0] == names[1]:  # two parts of one run
+        names = ("baseline", "suspect")
+    return Chosen(baseline, suspect, *names, given)
 
 
 def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:
@@ -120,7 +133,12 @@ def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:
             f"a baseline is needed for the run {suspect.run_id!r}: give --baseline NAME; known runs: {_known(store.runs())}",
             window=str(suspect),
         )
-    start, end = suspect.start_ns or 0, suspect.end_ns or 0
+    start, end = suspect.start_ns, suspect.end_ns
+    if start is None or end is None:
+        raise BadWindow(
+            f"a baseline is needed for a window that is open at one end ({suspect}): give --baseline START/END or a run",
+            window=str(suspect),
+        )
     length = end - start
     for days in range(1, 8):
         window = Window(start - days * DAY, end - days * DAY, suspect.run_id)
@@ -131,7 +149,7 @@ def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:
         f"SELECT max(at_ns) FROM mark WHERE {condition} AND mark IN ('config_changed', 'deployed', 'canary')", params
     )
     mark = newest.column(0)[0].as_py()
-    if mark is not None and mark < end:
+    if mark is not None:
         stop = min(mark, start)
         window = Window(stop - length, stop, suspect.run_id)
         if _count(store, window) >= MIN_REQUESTS:
@@ -149,12 +167,13 @@ def _quietest(store: Store, suspect: Window, length: int) -> tuple[Window, bool]
     """Earlier window of the same length with the lowest 95th percentile of TTFT among those with enough requests."""
     condition, params = window_sql(Window(None, suspect.start_ns, suspect.run_id), "arrival_ns")
     start = suspect.start_ns or 0
+    vantage = judged_vantage(vantages(store, suspect)) or "client"
     table = store.query(
         f"""
 SELECT (? - arrival_ns) // ? AS back, count(*) AS n, quantile_disc(first_token_ns - arrival_ns, 0.95) AS p95
-FROM request WHERE {condition} AND first_token_ns IS NOT NULL
+FROM request WHERE {condition} AND first_token_ns IS NOT NULL AND vantage = ?
 GROUP BY back HAVING n >= {MIN_REQUESTS} ORDER BY p95, back LIMIT 1""",
-        [start - 1, length, *params],
+        [start - 1, length, *params, vantage],
     )
     if table.num_rows == 0:
         return suspect, False
@@ -164,7 +183,20 @@ GROUP BY back HAVING n >= {MIN_REQUESTS} ORDER BY p95, back LIMIT 1""",
 
 def _count(store: Store, window: Window) -> int:
     condition, params = window_sql(window, "arrival_ns")
-    return int(store.query(f"SELECT count(*) FROM request WHERE {condition}", params).column(0)[0].as_py())
+    sql = f"SELECT count(DISTINCT request_id) FROM request WHERE {condition}"
+    return int(store.query(sql, params).column(0)[0].as_py())
+
+
+def vantages(store: Store, window: Window) -> frozenset[str]:
+    """Vantages that have requests in the window."""
+    condition, params = window_sql(window, "arrival_ns")
+    table = store.query(f"SELECT DISTINCT vantage FROM request WHERE {condition}", params)
+    return frozenset(table.column(0).to_pylist())
+
+
+def judged_vantage(seen: Collection[str]) -> str | None:
+    """The vantage that is judged where several were seen: what the client felt, else the engine, else the router."""
+    return next((vantage for vantage in VANTAGES if vantage in seen), None)
 
 
 def _newest(store: Store, now_ns: int) -> int:

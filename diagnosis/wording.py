@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def seconds(value: float | None) -> str:
@@ -41,6 +42,12 @@ def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "unknown"
     return f"{value * 100:.0f} %" if abs(value) >= 0.0995 else f"{value * 100:.1f} %"
+
+
+def share_words(cause: Mapping[str, Any], asked: str) -> str:
+    """'78 % of the P99 change' of a named cause; 'no share ...' where that change went the other way, or nowhere."""
+    share = cause["share_p99"]
+    return f"{'no share' if share is None else percent(share)} of the {quantile_name(asked)} change"
 
 
 def quantile_name(q: str) -> str:
