@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 
 from diagnosis import windows as window_rules
 from diagnosis.diagnose import diagnose as run
+from diagnosis.load import JOIN_REACH_NS
 from diagnosis.verdict import Verdict
 from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.events import KINDS
@@ -28,9 +30,36 @@ from store.open import open_store
 
 FORMAT = 1
 LOOKBACK_NS = 3600 * 1_000_000_000
-"""What came before a live window and may still matter: worker facts, marks, the life of blocks."""
+"""What came before a live window and may still matter: marks, steps that began earlier."""
 MAX_BYTES = 4 << 30
-"""Largest unpacked member that is read."""
+"""Largest bundle that is read: its members together, and each table again when unpacked."""
+MAX_ROWS = 200_000_000
+"""Most rows of a kind: a column of equal values unpacks far beyond its size."""
+
+
+class Span(msgspec.Struct, forbid_unknown_fields=True):
+    """A window as it stands in a bundle."""
+
+    start_ns: int | None
+    end_ns: int | None
+    run_id: str | None
+
+    def window(self) -> Window:
+        return Window(self.start_ns, self.end_ns, self.run_id)
+
+
+class Question(msgspec.Struct):
+    """What was asked: enough to ask it again."""
+
+    format: int
+    metric: str
+    quantile: str
+    vantage: str | None
+    now_ns: int
+    seed: int
+    baseline: Span
+    suspect: Span
+    why: str
 
 
 def write(
@@ -46,29 +75,31 @@ def write(
 ) -> None:
     """Write the bundle of a verdict. Raises DiagnosisError where the file cannot be written."""
     chosen = window_rules.choose(store, baseline, suspect, now_ns)
-    question = {
-        "format": FORMAT,
-        "metric": verdict.metric,
-        "quantile": verdict.requested_quantile,
-        "vantage": vantage,
-        "now_ns": now_ns,
-        "seed": seed,
-        "baseline": _window(chosen.base),
-        "suspect": _window(chosen.suspect),
-        "names": [chosen.base_name, chosen.suspect_name],
-        "why": chosen.why,
-    }
+    question = Question(
+        FORMAT,
+        verdict.metric,
+        verdict.requested_quantile,
+        vantage,
+        now_ns,
+        seed,
+        _span(chosen.base),
+        _span(chosen.suspect),
+        chosen.why,
+    )
+    part = path.with_name(path.name + ".part")
     try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr("question.json", msgspec.json.encode(question))
             archive.writestr("verdict.json", msgspec.json.encode(verdict.to_dict()))
             for kind in KINDS:
-                table = pa.concat_tables([_rows(store, kind, w) for w in _scopes(chosen)])
+                table = _rows(store, kind, chosen)
                 if table.num_rows:
                     buffer = io.BytesIO()
                     pq.write_table(table, buffer, compression="zstd")
                     archive.writestr(f"rows/{kind}.parquet", buffer.getvalue())
+        part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise DiagnosisError(
             f"the incident bundle cannot be written to {path}: {error.strerror}", path=str(path)
         ) from error
@@ -83,20 +114,20 @@ def diagnose(path: Path) -> Verdict:
             store.append(Batch(tables=tables, source="bundle"), timeout_s=120.0)
             verdict = run(
                 store,
-                Window(**question["baseline"]),
-                Window(**question["suspect"]),
-                metric=question["metric"],
-                quantile=question["quantile"],
-                vantage=question["vantage"],
-                now_ns=question["now_ns"],
-                seed=question["seed"],
-                why=question["why"],
+                question.baseline.window(),
+                question.suspect.window(),
+                metric=question.metric,
+                quantile=question.quantile,
+                vantage=question.vantage,
+                now_ns=question.now_ns,
+                seed=question.seed,
+                why=question.why,
             )
         finally:
             store.close()
     mine = verdict.to_dict()
     if msgspec.json.encode(mine) != msgspec.json.encode(told):
-        differing = sorted(key for key in mine if mine[key] != told.get(key))
+        differing = sorted(key for key in {**mine, **told} if mine.get(key) != told.get(key))
         raise DiagnosisError(
             f"this kvscope comes to another answer than the one in {path.name} (differs in: {', '.join(differing)}); "
             "the bundle was changed, or it was written by another version",
@@ -106,59 +137,106 @@ def diagnose(path: Path) -> Verdict:
     return verdict
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, pa.Table]]:
+def read(path: Path) -> tuple[Question, dict[str, Any], dict[str, pa.Table]]:
     """(question, verdict, rows by kind) of a bundle file. Raises DiagnosisError for anything that is none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for info in archive.infolist():
-                if info.file_size > MAX_BYTES:
-                    raise DiagnosisError(
-                        f"{path}: member {info.filename} is larger than {MAX_BYTES >> 30} GiB", path=str(path)
-                    )
-            question = msgspec.json.decode(archive.read("question.json"))
-            told = msgspec.json.decode(archive.read("verdict.json"))
-            if question["format"] > FORMAT:
+            size = sum(info.file_size for info in archive.infolist())
+            if size > MAX_BYTES:
+                raise _too_large(path, f"its members unpack to {size:,} bytes")
+            raw = archive.read("question.json")
+            written = msgspec.json.decode(raw, type=_Format).format
+            if written > FORMAT:
                 raise DiagnosisError(
-                    f"{path} was written by a newer kvscope (bundle format {question['format']})", path=str(path)
+                    f"{path} was written by a newer kvscope (bundle format {written}, this one reads up to {FORMAT}); "
+                    "diagnose it with that version",
+                    path=str(path),
                 )
+            question = msgspec.json.decode(raw, type=Question)
+            told = msgspec.json.decode(archive.read("verdict.json"), type=dict[str, Any])
+            names = archive.namelist()
             tables = {
-                kind: conform(kind, pq.read_table(io.BytesIO(archive.read(f"rows/{kind}.parquet"))))
+                kind: _table(path, kind, archive.read(f"rows/{kind}.parquet"))
                 for kind in KINDS
                 if f"rows/{kind}.parquet" in names
             }
         return question, told, tables
     except FileNotFoundError as error:
         raise BadWindow(f"there is no bundle at {path}", window=str(path)) from error
-    except (zipfile.BadZipFile, KeyError, TypeError, msgspec.DecodeError, pa.ArrowInvalid, OSError) as error:
+    except (*NOT_A_BUNDLE, OSError) as error:
         raise DiagnosisError(f"{path} is no incident bundle, or only a part of one: {error}", path=str(path)) from error
 
 
-def _scopes(chosen: window_rules.Chosen) -> list[Window]:
-    """The two windows with what came before them; one scope where they share a run, so that no row is copied twice."""
-    spans: dict[str | None, list[tuple[int | None, int | None]]] = {}
-    for window in (chosen.base, chosen.suspect):
-        start = None if window.start_ns is None else window.start_ns - LOOKBACK_NS
-        spans.setdefault(window.run_id, []).append((start, window.end_ns))
-    scopes = []
-    for run_id, parts in spans.items():
-        merged: list[tuple[int | None, int | None]] = []
-        for start, end in sorted(parts, key=lambda p: (p[0] is not None, p[0] or 0)):
-            last = merged[-1] if merged else None
-            if last is not None and (last[1] is None or start is None or start <= last[1]):
-                merged[-1] = (last[0], None if last[1] is None or end is None else max(last[1], end))
-            else:
-                merged.append((start, end))
-        scopes += [Window(start, end, run_id) for start, end in merged]
-    return scopes
+NOT_A_BUNDLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    KeyError,  # a member is missing
+    NotImplementedError,  # a compression nobody wrote
+    RuntimeError,  # encrypted
+    msgspec.MsgspecError,
+    pa.ArrowException,
+    ValueError,
+)
 
 
-def _rows(store: Store, kind: str, window: Window) -> pa.Table:
-    """Rows of a scope; worker facts are slow, so all of them up to its end are taken."""
-    if kind == "worker":
-        window = Window(None, window.end_ns, window.run_id)
-    return conform(kind, store.rows(kind, window, order_by="at_ns"))
+class _Format(msgspec.Struct):
+    format: int
 
 
-def _window(window: Window) -> dict[str, Any]:
-    return {"start_ns": window.start_ns, "end_ns": window.end_ns, "run_id": window.run_id}
+def _table(path: Path, kind: str, body: bytes) -> pa.Table:
+    """Rows of one kind; refused before they are unpacked where they would be too many."""
+    file = pq.ParquetFile(io.BytesIO(body))
+    unpacked = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+    if unpacked > MAX_BYTES or file.metadata.num_rows > MAX_ROWS:
+        raise _too_large(path, f"rows/{kind}.parquet unpacks to {file.metadata.num_rows:,} rows, {unpacked:,} bytes")
+    return conform(kind, file.read())
+
+
+def _too_large(path: Path, why: str) -> DiagnosisError:
+    return DiagnosisError(f"{path} is too large to be read: {why}; at most {MAX_BYTES:,} bytes are", path=str(path))
+
+
+def _rows(store: Store, kind: str, chosen: window_rules.Chosen) -> pa.Table:
+    """Rows of one kind behind both windows, each once.
+
+    Worker facts are slow, so all of them up to the end are taken; so is the life of the blocks that the windows' prompts
+    name, and every reset of a cache. Engine rows of a request may lie just outside the client's window.
+    """
+    parts = []
+    for run_id in dict.fromkeys(window.run_id for window in (chosen.base, chosen.suspect)):
+        mine = [w for w in (chosen.base, chosen.suspect) if w.run_id == run_id]
+        column = "arrival_ns" if kind == "request" else "at_ns"
+        ends = [w.end_ns for w in mine]
+        until = None if None in ends else max(end for end in ends if end is not None) + JOIN_REACH_NS
+        past = Window(None, until, run_id)
+        wanted = [_in_span(w, column) for w in mine]
+        if kind == "worker":
+            wanted = ["true"]
+        if kind == "block":
+            asked = [
+                f"block_hash IN (SELECT unnest(prompt_blocks) FROM request WHERE {condition})"
+                for condition in (_in_window(w) for w in mine)
+            ]
+            wanted += [*asked, "change = 'cleared'"]
+        table = store.rows(kind, past, where="(" + " OR ".join(wanted) + ")", order_by="at_ns")
+        parts.append(conform(kind, table))
+    return pa.concat_tables(parts)
+
+
+def _in_span(window: Window, column: str) -> str:
+    """SQL: the window with what came just before and after it."""
+    bounds = []
+    if window.start_ns is not None:
+        bounds.append(f"{column} >= {window.start_ns - LOOKBACK_NS}")
+    if window.end_ns is not None:
+        bounds.append(f"{column} < {window.end_ns + JOIN_REACH_NS}")
+    return "(" + (" AND ".join(bounds) or "true") + ")"
+
+
+def _in_window(window: Window) -> str:
+    scope = "run_id IS NULL" if window.run_id is None else "run_id = '" + window.run_id.replace("'", "''") + "'"
+    return f"{scope} AND {_in_span(window, 'arrival_ns')}"
+
+
+def _span(window: Window) -> Span:
+    return Span(window.start_ns, window.end_ns, window.run_id)

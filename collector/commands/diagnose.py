@@ -95,6 +95,7 @@ def report(
         raise UsageError(
             f"the report is Markdown: give a file that ends in .md, not {output.name!r}", output=str(output)
         )
+    _writable(output, "report")
     asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle)
     document = verdict_of(asked)
     try:
@@ -134,6 +135,7 @@ def verdict_of(asked: Question) -> dict[str, Any]:
             raise UsageError("--bundle and --from-bundle exclude each other")
         return bundles.diagnose(asked.from_bundle).to_dict()
     if asked.bundle is not None:
+        _writable(asked.bundle, "incident bundle")
         if asked.url is not None:
             raise UsageError(
                 "--bundle copies rows out of the store: give --store, not --url (stop the collector meanwhile)"
@@ -142,6 +144,16 @@ def verdict_of(asked: Question) -> dict[str, Any]:
     return ask(
         asked.store, asked.url, asked.token, lambda: _from_store(asked).to_dict(), lambda c: _from_collector(c, asked)
     )
+
+
+def _writable(path: Path, what: str) -> None:
+    """Say before a long diagnosis that its result could not be written."""
+    if path.is_dir():
+        raise UsageError(f"the {what} cannot be written to {path}: it is a folder; give a file", path=str(path))
+    if not path.absolute().parent.is_dir():
+        raise UsageError(
+            f"the {what} cannot be written to {path}: there is no folder {path.parent}; create it first", path=str(path)
+        )
 
 
 def _from_collector(client: CollectorClient, asked: Question) -> dict[str, Any]:
