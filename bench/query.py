@@ -43,12 +43,13 @@ for line in sys.stdin:
 
 
 def run(hour_rows: int = 800_000, stored_rows: int = 4_000_000, rounds: int = 9) -> dict[str, Any]:
-    """Ratios and medians: `ratio` (store / bare), `history_ratio` (with `stored_rows` stored / with the hour alone).
+    """Ratios and medians: `ratio` (store / bare), `history_ratio` (with `stored_rows` before the hour / with few).
 
     `stored_rows` counts the rows before the hour; 100,000,000 of them are about 3 GB on disk.
     """
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
-        alone = _times(Path(folder) / "hour.duckdb", hour_rows, 0, rounds)
+        # A quarter of an hour before it, or DuckDB sees that every row is in the window and does not look at all.
+        alone = _times(Path(folder) / "hour.duckdb", hour_rows, hour_rows // 4, rounds)
         along = _times(Path(folder) / "history.duckdb", hour_rows, stored_rows, rounds)
     ratio = statistics.median(ours / bare for ours, bare in along)
     ours, bare = (statistics.median(column) for column in zip(*along, strict=True))

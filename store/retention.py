@@ -28,7 +28,7 @@ _ROUNDS: Final = 12
 _MOST_IN_VAIN: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
     """How long and how much is kept. None: no limit of that sort.
 

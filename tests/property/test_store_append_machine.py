@@ -108,7 +108,8 @@ class AppendMachine(RuleBasedStateMachine):
     def prune_all(self):
         """Seal and delete everything: the rows are in Parquet only."""
         self.clock.advance(1)
-        prune(self.store, RetentionPolicy(0.0, 0.0, None, None))
+        policy = RetentionPolicy(seal_after_s=0.0, max_age_s=0.0, max_bytes=None, parquet_max_age_s=None)
+        prune(self.store, policy)
         self.pruned |= set(self.rows)
 
     @invariant()

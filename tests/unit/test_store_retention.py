@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -81,7 +83,7 @@ def test_idempotency_keys_are_forgotten_after_a_while(store, clock):
     store.append(batch({"step": [step(1)]}, seq=0))
     clock.advance(2 * HOUR)
     assert [keyed("c"), keyed("b")] == [False, True]
-    prune(store, RetentionPolicy(None, None, None, None, key_age_s=HOUR))
+    prune(store, replace(PLAIN, max_age_s=None, key_age_s=HOUR))
     assert list(store.verify()) == []
     assert [keyed("a"), keyed("b"), keyed("c")] == [False, False, True]
     assert store.append(batch({"step": [step(1)]}, seq=0)).duplicate
