@@ -149,7 +149,7 @@ def decompress(
 
 def _declared_length(headers: Mapping[str, str]) -> int | None:
     text = headers.get("content-length")
-    if text is None:
+    if text is None or "transfer-encoding" in headers:  # chunks say how long they are, whatever else is claimed
         return None
     if not text.isascii() or not text.isdigit():
         raise BadRequest(f"Content-Length {text[:40]!r} is no number")

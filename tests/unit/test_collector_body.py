@@ -52,6 +52,7 @@ def test_body_in_pieces_is_put_together() -> None:
         ([part(b"x" * 60), part(b"x" * 60)], {"content-length": "60"}, TooLarge),
         ([part(b"half")], {"content-length": "8"}, BodyTimeout),
         ([part(b"half"), {"type": "http.disconnect"}], {"content-length": "8"}, BadRequest),
+        ([part(b"x" * 60), part(b"x" * 60)], {"content-length": "1", "transfer-encoding": "chunked"}, TooLarge),
         ([part(b"", False)], {"content-length": "many"}, BadRequest),
         ([part(b"", False)], {"content-length": "-1"}, BadRequest),
     ],
@@ -73,6 +74,12 @@ def test_trickle_is_cut_off_though_it_never_pauses_long() -> None:
         trickle += [0.03, part(b"x")]
     with pytest.raises(BodyTimeout):
         read(trickle, {})
+
+
+def test_chunked_body_is_accounted_whatever_length_is_claimed() -> None:
+    """A small Content-Length beside chunks does not hide their memory."""
+    with pytest.raises(TooManyBatches):
+        read([part(b"x" * 50, False)], {"content-length": "1", "transfer-encoding": "chunked"}, budget=Budget(20, 1))
 
 
 def test_full_memory_refuses_at_once() -> None:
