@@ -50,11 +50,12 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
 
 def median_gap_sql(case: Case, facts: Facts) -> str | None:
     """Median gap between streamed chunks of the window's requests."""
-    if facts.requests.num_duplicates:
-        return None
     where = case.sql_where(case.window_of(facts), "arrival_ns")
+    gaps = "token_gap"
+    if facts.requests.num_duplicates:
+        gaps = "(SELECT DISTINCT ON (request_id, attempt, worker, arrival_ns, ordinal) * FROM token_gap)"
     return (
-        f"SELECT median(gap_s) AS median_gap_s FROM token_gap WHERE vantage = '{facts.requests.vantage}' AND {where} "
+        f"SELECT median(gap_s) AS median_gap_s FROM {gaps} WHERE vantage = '{facts.requests.vantage}' AND {where} "
         f"AND request_id IN ({request_sql(case, facts, 'request_id')})"
     )
 
