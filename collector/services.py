@@ -25,6 +25,7 @@ from collector.reads import Reads
 from collector.settings import RetentionSettings, Settings, SqlSettings
 from collector.traces import Traces
 from engine_probe.errors import NotReady, StoreError
+from store.audit import audited
 from store.duckdb_store import DuckDBStore
 from store.interface import Store
 from store.maintenance import Maintenance
@@ -106,10 +107,11 @@ class Services:
             if self._sql is None:
                 self._sql = _sql_runner(self.settings.sql)
             runner = self._sql
-        data = self.store.sql_data()
-        if as_arrow:
-            return runner.run(sql, data=data, max_rows=max_rows, cancelled=cancelled).to_ipc()
-        return runner.run_json(sql, data, max_rows=max_rows, cancelled=cancelled)
+        with audited(self.store, sql):
+            data = self.store.sql_data()
+            if as_arrow:
+                return runner.run(sql, data=data, max_rows=max_rows, cancelled=cancelled).to_ipc()
+            return runner.run_json(sql, data, max_rows=max_rows, cancelled=cancelled)
 
     def keep_finding(self, finding: Mapping[str, Any]) -> None:
         """Keep a verdict in short, under the next number."""

@@ -6,12 +6,15 @@ The statement's text is kept, its answer is not. Writing an entry never fails th
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import sqlalchemy as sa
 
-from engine_probe.errors import KvscopeError
+from engine_probe.errors import KvscopeError, QueryKilled, QueryRefused, StoreBusy
 from store.statements import render
 from store.tables import SQL_AUDIT
 
@@ -67,6 +70,27 @@ def record(store: DuckDBStore, entry: AuditEntry) -> bool:
         log.warning("audit entry not written", extra={"outcome": entry.outcome, "reason": error.message})
         return False
     return True
+
+
+@contextmanager
+def audited(store: DuckDBStore, sql: str, who: str | None = None) -> Iterator[None]:
+    """Run a statement inside: an entry tells how it ended, and its error passes on."""
+    started = time.perf_counter()
+    outcome: Outcome = "failed"
+    message = None
+    try:
+        yield
+        outcome = "ok"
+    except (QueryRefused, QueryKilled, StoreBusy) as error:
+        outcome = "killed" if isinstance(error, QueryKilled) else "refused"
+        message = error.message
+        raise
+    except Exception as error:
+        message = str(error)
+        raise
+    finally:
+        took = time.perf_counter() - started
+        record(store, AuditEntry(store.now_ns(), who, sql, outcome, None, took, message))
 
 
 def recent(store: DuckDBStore, limit: int = 100) -> list[AuditEntry]:

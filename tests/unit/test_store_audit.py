@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine_probe.errors import DiskFull
+from engine_probe.errors import DiskFull, QueryKilled, QueryRefused, StoreError
 from store import audit
-from store.audit import AuditEntry, recent, record
+from store.audit import AuditEntry, audited, recent, record
 from store.open import open_store
 
 
@@ -54,3 +54,24 @@ def test_a_store_that_cannot_write_does_not_fail_the_statement(store, monkeypatc
 
     monkeypatch.setattr(store, "call", full)
     assert record(store, entry(1)) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(QueryRefused("no"), "refused"), (QueryKilled("late"), "killed"), (StoreError("odd"), "failed")],
+)
+def test_how_a_statement_ended_is_recorded_and_its_error_passes_on(store, error, outcome):
+    """Refused, killed and failed are told apart, with the message."""
+    with pytest.raises(type(error)), audited(store, "SELECT 1", "me"):
+        raise error
+    (kept,) = recent(store)
+    assert (kept.who, kept.sql, kept.outcome, kept.message) == ("me", "SELECT 1", outcome, error.message)
+
+
+def test_a_statement_that_ends_well_is_recorded(store):
+    """Outcome ok, no message, how long it took."""
+    with audited(store, "SELECT 1"):
+        pass
+    (kept,) = recent(store)
+    assert (kept.outcome, kept.message) == ("ok", None)
+    assert kept.duration_s >= 0
