@@ -289,6 +289,8 @@ def _visible(
     seen = {f"request.{name}" for name, values in requests.numbers.items() if np.isfinite(values).any()}
     if requests.gaps is not None:
         seen.add("request.token_ns")
+    words = {"request.tenant": requests.tenant, "request.workload": requests.workload}
+    seen |= {name for name, column in words.items() if any(word is not None for word in column)}
     if steps is not None:
         seen.add("step")
         seen |= {f"step.{name}" for name, values in steps.numbers.items() if np.isfinite(values).any()}

@@ -58,19 +58,20 @@ def penalty(checks: Sequence[Check]) -> float:
 
 def caching_is_off(facts: Facts) -> tuple[bool, str]:
     """Whether prefix caching was off in the window, and how we know."""
-    told = {w.prefix_caching for w in facts.workers if w.prefix_caching is not None}
-    if told == {False}:
-        return True, "the engine says that prefix caching is off"
+    told = [w.prefix_caching for w in facts.workers if w.prefix_caching is not None]
+    says = f"{number(len(told))} worker says" if len(told) == 1 else f"{number(len(told))} workers say"
+    if told and not any(told):
+        return True, f"{says} that prefix caching is off"
     cached = facts.requests.get("cached_tokens")
     hits = float(np.nansum(cached)) if np.isfinite(cached).any() else None
     if hits is not None and hits > 0:
         return False, f"{number(hits)} prompt tokens were served from the cache"
     queries = facts.samples.get("prefix_queries_tokens_total")
     if queries == 0 and hits == 0:
-        return True, "not one lookup in the prefix cache was counted, and no request had a cached token"
-    if told == {True}:
-        return False, "the engine says that prefix caching is on"
-    return False, "nothing says that it was off"
+        return True, "0 lookups in the prefix cache were counted, and no request had a cached token"
+    if told and all(told):
+        return False, f"{says} that prefix caching is on"
+    return False, f"{number(told.count(False))} of {number(len(facts.workers))} known workers say that it was off"
 
 
 def _gaps(facts: Facts) -> Check | None:

@@ -77,6 +77,11 @@ def facts(
 ) -> Facts:
     """Facts of a window around these requests."""
     seen = {f"request.{key}" for key, values in requests.numbers.items() if np.isfinite(values).any()}
+    seen |= {"request.token_ns"} if requests.gaps is not None else set()
+    seen |= {"step"} if steps is not None else set()
+    seen |= {"block.evicted"} if blocks is not None else set()
+    seen |= {f"request.{key}" for key in ("tenant", "workload") if any(word for word in getattr(requests, key))}
+    seen |= {f"sample.{key.split(':')[0]}" for key in samples or {}}
     return Facts(
         name=name,
         start_s=0.0,

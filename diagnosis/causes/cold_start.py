@@ -29,7 +29,7 @@ def cold_start(case: Case) -> Claim | Excluded | None:
     facts = case.suspect
     starts = [m for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
     if not starts:
-        return Excluded(f"no worker started and no cache was reset in or just before the {case.suspect_word}")
+        return Excluded(f"0 workers started and 0 caches were reset in or just before the {case.suspect_word}")
     spent = case.suspect_ledger.column("cold_start")
     if not (spent > 0).any():
         return Excluded(

@@ -31,7 +31,7 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     if not off_now:
         return Excluded(f"prefix caching worked in the {case.suspect_word}: {why_now}")
     if off_then:
-        return Excluded("prefix caching was off in both windows")
+        return Excluded("prefix caching was off in both windows: 0 tokens came from the cache in either")
     cached, prompt = case.total(case.base, "cached_tokens"), case.total(case.base, "prompt_tokens")
     told = [w for w in case.suspect.workers if w.prefix_caching is False]
     evidence = [

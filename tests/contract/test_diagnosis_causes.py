@@ -1,0 +1,148 @@
+"""Every cause keeps the contract: documented, observable by name, with scenarios that it passes, and found where it lies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diagnosis.cause import Cause, all_causes
+from diagnosis.judge import judge
+from diagnosis.rows import ROWS
+from diagnosis.verdict import Verdict
+from diagnosis.windows import Chosen
+from engine_probe.events import CANONICAL_SAMPLES, KINDS
+from store.interface import Window
+from tests.cause_scenarios import SCENARIOS, Pair, names
+
+CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
+VLLM_OPTIONS = {
+    # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py)
+    "--attention-backend",
+    "--enable-prefix-caching",
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "--kv-cache-dtype",
+    "--kv-offloading-size",
+    "--long-prefill-token-threshold",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-queued-reqs",
+    "--max-num-seqs",
+    "--no-enable-chunked-prefill",
+    "--no-enable-prefix-caching",
+    "--num-gpu-blocks-override",
+}
+OURS = {"--policy", "--blocks", "--store", "--run"}
+"""Options of `kvscope capacity`, which experiments may name."""
+
+causes = pytest.mark.parametrize("cause", all_causes().values(), ids=list(all_causes()))
+
+
+def judged(made: Pair) -> Verdict:
+    base, suspect, metric = made
+    return judge(base, suspect, CHOSEN, metric, "0.99")
+
+
+@causes
+def test_docstring_is_a_runbook(cause: Cause) -> None:
+    """One sentence, then why, what would refute it, what to do, and the experiment that would show it."""
+    assert cause.summary().endswith((".", ":")) or len(cause.summary()) > 20
+    for title in ("Why", "Refuted by", "Experiment"):
+        assert len(cause.paragraph(title)) > 20, title
+    assert cause.remedies()
+    for remedy in cause.remedies():
+        assert re.match(r"(vLLM|fleet|router|application|host): \S", remedy), remedy
+
+
+@causes
+def test_remedies_name_settings_that_exist(cause: Cause) -> None:
+    """An option that is told to a person at night is one that the engine takes."""
+    named = set(re.findall(r"--[a-z][a-z-]+", cause.text))
+    assert named <= VLLM_OPTIONS | OURS
+
+
+@causes
+def test_needs_are_names_of_the_contract(cause: Cause) -> None:
+    """What a cause asks for can be seen at all: columns of the event contract, block changes, canonical samples."""
+    for need in cause.needs:
+        for option in need.split("|"):
+            kind, _, name = option.partition(".")
+            assert kind in KINDS, option
+            columns = {c.name for c in KINDS[kind]}
+            fields = {f"{c.name}_{field}" for c in KINDS[kind] for field, _ in c.fields}
+            changes = {choice for c in KINDS[kind] if c.name == "change" for choice in c.choices}
+            known = {"sample": set(CANONICAL_SAMPLES), "block": changes}.get(kind, columns | fields)
+            assert name == "" or name in known, option
+
+
+@causes
+def test_rows_are_rows_of_the_ledger(cause: Cause) -> None:
+    """A cause claims seconds that the ledger can hold."""
+    assert cause.rows
+    assert set(cause.rows) <= set(ROWS)
+
+
+def test_every_cause_has_scenarios() -> None:
+    """A new cause comes with its four pairs."""
+    assert set(SCENARIOS) == set(all_causes())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_fires(name: str) -> None:
+    """Alone in the windows, it is the first cause, and owns the share of the change that was worked by hand."""
+    verdict = judged(SCENARIOS[name].fires())
+    assert verdict.status == "explained", verdict.verdict
+    assert names(verdict.causes)[0] == name, verdict.verdict
+    assert verdict.causes[0].evidence
+    owned = sum(row.mean_s for row in verdict.attribution if row.cause in verdict.causes[0].rows)
+    assert owned / verdict.delta.mean_s == pytest.approx(SCENARIOS[name].share, abs=0.06)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_quiet_with_a_number(name: str) -> None:
+    """Where it is not present it says so with a number, and is not named."""
+    verdict = judged(SCENARIOS[name].quiet())
+    assert name not in names(verdict.causes)
+    because = next(row["because"] for row in verdict.excluded if row["cause"] == name)
+    assert re.search(r"\d", because), because
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_edge_is_not_blamed(name: str) -> None:
+    """Close to firing, but something else is the reason: not named, and excluded or said to be unobservable."""
+    verdict = judged(SCENARIOS[name].edge())
+    assert name not in names(verdict.causes), verdict.verdict
+    assert name in names(verdict.excluded) or name in names(verdict.not_observable)
+
+
+@pytest.mark.parametrize("name", [name for name, made in SCENARIOS.items() if made.blind is not None])
+def test_not_observable_is_said(name: str) -> None:
+    """Where its needs were not seen it says which, and claims nothing."""
+    blind = SCENARIOS[name].blind
+    assert blind is not None
+    verdict = judged(blind())
+    assert name not in names(verdict.causes)
+    row = next(row for row in verdict.not_observable if row["cause"] == name)
+    assert "not observable here" in row["because"]
+
+
+def test_a_cause_dropped_into_the_folder_is_found(tmp_path: Path) -> None:
+    """One file is all it takes: discovery walks the folder."""
+    (tmp_path / "solar_flare.py").write_text(
+        "from diagnosis.cause import cause\n\n\n"
+        '@cause("solar_flare", needs=("sample.gpu_util",), rows=("unexplained",))\n'
+        "def solar_flare(case):\n"
+        '    """The sun did it.\n\n    Why: bits flip.\n\n    Refuted by: night.\n\n    Remedy:\n    - fleet: wait\n    """\n'
+    )
+    script = (
+        f"import diagnosis.causes as c; c.__path__.append({str(tmp_path)!r})\n"
+        "from diagnosis.cause import all_causes\n"
+        "found = all_causes()['solar_flare']\n"
+        "print(found.summary(), found.paragraph('Why'), found.remedies(), found.missing(frozenset()), 'slow_steps' in all_causes())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "The sun did it. bits flip. ['fleet: wait'] ['sample.gpu_util'] True"
