@@ -7,7 +7,7 @@ transaction is on disk. `fold` moves the journal into `batch_range` and `sender`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from threading import Lock
 from typing import Any, Final
@@ -21,7 +21,7 @@ from store.entries import Entry, Key, KindState, SenderState
 from store.interface import BatchId, SourceInfo
 from store.ranges import SeqRanges
 from store.statements import render
-from store.tables import BATCH_JOURNAL, BATCH_RANGE, KIND_STATE, SENDER
+from store.tables import BATCH_JOURNAL, BATCH_RANGE, KIND_STATE, RUN, SENDER
 
 FOLD_AFTER: Final = 1000
 """Rows of the journal after which it is folded."""
@@ -34,6 +34,7 @@ class Books:
         self.ranges: dict[Key, SeqRanges] = {}
         self.senders: dict[Key, SenderState] = {}
         self.kinds: dict[str, KindState] = {kind: KindState() for kind in KINDS}
+        self.runs: set[str] = set()
         self.last_received_ns = 0
         self._clocks: dict[str, SenderClock] = {}
         self._journal_rows = 0
@@ -56,6 +57,7 @@ class Books:
         for kind, *state in _fetch(cursor, sa.select(KIND_STATE)):
             books.kinds[kind] = KindState(*state)
             books.last_received_ns = max(books.last_received_ns, (books.kinds[kind].sealed_through_ns or -1) + 1)
+        books.runs = {str(run_id) for (run_id,) in _fetch(cursor, sa.select(RUN.c.run_id))}
         books.settle([Entry(*row) for row in _fetch(cursor, sa.select(BATCH_JOURNAL))])
         return books
 
@@ -90,9 +92,15 @@ class Books:
         """
         cursor.execute(f"INSERT INTO batch_journal VALUES {', '.join(entry.literals() for entry in entries)}")
 
-    def settle(self, entries: list[Entry]) -> None:
-        """The transaction is on disk: take its entries over."""
+    def write_runs(self, cursor: duckdb.DuckDBPyConnection, runs: Collection[str], received_ns: int) -> None:
+        """Note runs that are new, inside the transaction that is open on `cursor`."""
+        for run_id in runs:
+            cursor.execute("INSERT INTO run VALUES (?, ?)", [run_id, received_ns])
+
+    def settle(self, entries: list[Entry], runs: Collection[str] = ()) -> None:
+        """The transaction is on disk: take its entries and runs over."""
         with self._settling:
+            self.runs.update(runs)
             for entry in entries:
                 if entry.first_seq is not None and entry.last_seq is not None:
                     self.ranges.setdefault(entry.key, SeqRanges()).add_range(entry.first_seq, entry.last_seq)
@@ -156,6 +164,11 @@ class Books:
         """Rows of a kind ever committed."""
         with self._settling:
             return sum(state.num_rows.get(kind, 0) for state in self.senders.values())
+
+    def run_names(self) -> list[str]:
+        """Names of the runs that have rows, in alphabetical order."""
+        with self._settling:
+            return sorted(self.runs)
 
     def infos(self) -> list[SourceInfo]:
         """Every sender with its newest epoch, most recently heard first."""

@@ -97,6 +97,15 @@ def delete_files(store: DuckDBStore, condition: str, values: list[Any]) -> int:
     return len(rows)
 
 
+def forget_run(store: DuckDBStore, run_id: str, cursor: duckdb.DuckDBPyConnection) -> None:
+    """Take a run off the list, unless rows of it came in meanwhile. Runs on the writer's thread, between commits."""
+    for kind in KINDS:
+        if cursor.execute(f'SELECT 1 FROM "{kind}" WHERE run_id = ? LIMIT 1', [run_id]).fetchone() is not None:
+            return
+    cursor.execute("DELETE FROM run WHERE run_id = ?", [run_id])
+    store.books.runs.discard(run_id)
+
+
 def _forget_files(names: list[str], through_ns: int | None, cursor: duckdb.DuckDBPyConnection) -> None:
     """Take files out of the log, and note up to when live rows have lost files: from there on `verify` compares."""
     cursor.execute("BEGIN")

@@ -128,8 +128,7 @@ class DuckDBStore:
 
     def runs(self) -> Sequence[str]:
         """Names of the imported runs, in alphabetical order."""
-        union = " UNION ".join(f'SELECT DISTINCT run_id FROM "{kind}" WHERE run_id IS NOT NULL' for kind in KINDS)
-        return [str(name) for name in self.query(f"{union} ORDER BY 1").column(0).to_pylist()]
+        return self.books.run_names()
 
     def sources(self) -> Sequence[SourceInfo]:
         """Every sender seen, most recently heard first."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.events import KINDS
-from store.deletion import Progress, delete_files, delete_rows, delete_through
+from store.deletion import Progress, delete_files, delete_rows, delete_through, forget_run
 from store.interface import KEY_EPOCH
 from store.seal import SealReport, parquet_bytes, seal
 
@@ -106,6 +106,7 @@ def drop_run(store: DuckDBStore, run_id: str, progress: Progress | None = None) 
             if count:
                 removed[kind] = count
                 tell(f"deleted {count} {kind} rows of {run_id}")
+        store.call(partial(forget_run, store, run_id))
         num_files = delete_files(store, "run_id = ?", [run_id])
         store.checkpoint()
         return PruneReport(removed, num_files, store.data_bytes(), _parquet_bytes(store))

@@ -118,6 +118,14 @@ SEAL_LOG: Final = sa.Table(
 """One row a Parquet file (path relative to the Parquet folder) with the rows received in (after_ns, through_ns].
 Written before the file with `sealed_ns` null, which the transaction sets that moves `kind_state.sealed_through_ns`."""
 
+RUN: Final = sa.Table(
+    "run",
+    METADATA,
+    sa.Column("run_id", sa.String, nullable=False),
+    sa.Column("first_received_ns", sa.BigInteger, nullable=False),
+)
+"""One row a run that has rows, with when its first row came."""
+
 SETTING: Final = sa.Table(
     "setting",
     METADATA,
@@ -139,4 +147,4 @@ SQL_AUDIT: Final = sa.Table(
 )
 """Every SQL text that people ran, and how it ended (ok, refused, killed, failed)."""
 
-RELATIONAL: Final = (SENDER, BATCH_RANGE, BATCH_JOURNAL, KIND_STATE, SEAL_LOG, SETTING, SQL_AUDIT)
+RELATIONAL: Final = (SENDER, BATCH_RANGE, BATCH_JOURNAL, KIND_STATE, SEAL_LOG, SETTING, SQL_AUDIT, RUN)

@@ -31,6 +31,7 @@ def verify(store: DuckDBStore) -> Sequence[Problem]:
     found += _identities(store)
     found += _counts(store)
     found += _nulls(store)
+    found += _runs(store)
     if store.parquet_dir is not None:
         found += _sealed(store, store.parquet_dir)
     return found
@@ -121,6 +122,19 @@ def _nulls(store: DuckDBStore) -> Iterator[Problem]:
         for name, count in store.query(f'SELECT {counts} FROM "{kind}"').to_pylist()[0].items():
             if count:
                 yield Problem(f"{kind}.{name}", f"{count} rows have no value in a required column. Restore a backup.")
+
+
+def _runs(store: DuckDBStore) -> Iterator[Problem]:
+    """The list of runs names those that have rows."""
+    union = " UNION ".join(f'SELECT DISTINCT run_id FROM "{kind}" WHERE run_id IS NOT NULL' for kind in KINDS)
+    rows = store.query(
+        f"SELECT r.run_id AS listed, u.run_id AS stored FROM run r FULL JOIN ({union}) u ON r.run_id = u.run_id "
+        "WHERE r.run_id IS NULL OR u.run_id IS NULL ORDER BY ALL"
+    ).to_pylist()
+    for row in rows:
+        name = row["listed"] or row["stored"]
+        what = "is listed and has no rows" if row["stored"] is None else "has rows and is not listed"
+        yield Problem("run", f"the run {name} {what}. Restore a backup, or drop the run and import it again.")
 
 
 def _sealed(store: DuckDBStore, folder: Path) -> Iterator[Problem]:

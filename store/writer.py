@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine_probe.errors import KvscopeError, StoreError
 from store.books import Books
@@ -160,12 +161,14 @@ class Writer:
             self._cursor = self._database.cursor()
         parts: dict[str, list[pa.Table]] = {}
         entries = []
+        runs: set[str] = set()
         for item in batches:
             batch = item.batch
             self.floor_ns = max(self.floor_ns, min(item.received_ns, self._clock()))
             source = batch.identity.source if batch.identity else batch.source
             rows = {kind: table.num_rows for kind, table in batch.tables.items() if table.num_rows}
             for kind in rows:
+                runs |= _runs_of(batch.tables[kind]) - self.books.runs
                 parts.setdefault(kind, []).append(_with_arrival(batch.tables[kind], source, self.floor_ns))
             entries.append(
                 self.books.entry(
@@ -184,8 +187,9 @@ class Writer:
         for kind, tables in parts.items():
             _insert(cursor, kind, tables)
         self.books.write(cursor, entries)
+        self.books.write_runs(cursor, runs, self.floor_ns)
         cursor.execute("COMMIT")
-        self.books.settle(entries)
+        self.books.settle(entries, runs)
 
     def _recover(self, error: BaseException) -> None:
         """Leave no transaction open; open the file again where DuckDB gave its instance up."""
@@ -214,6 +218,14 @@ def _with_arrival(table: pa.Table, source: str, received_ns: int) -> pa.Table:
     return table.append_column("source", names).append_column(
         "received_ns", pa.repeat(pa.scalar(received_ns, pa.int64()), count)
     )
+
+
+def _runs_of(table: pa.Table) -> set[str]:
+    """Names of the runs that have rows in the table; live rows have none, and most batches are live."""
+    column = table.column("run_id")
+    if column.null_count == table.num_rows:
+        return set()
+    return {str(name) for name in pc.unique(column).to_pylist() if name is not None}
 
 
 def _insert(cursor: duckdb.DuckDBPyConnection, kind: str, tables: Sequence[pa.Table]) -> None:

@@ -237,6 +237,22 @@ def test_a_run_is_dropped_by_name_with_its_files(store, clock):
     assert list(store.verify()) == []
 
 
+def test_a_run_that_gets_rows_while_it_is_dropped_stays_listed(store, monkeypatch):
+    """A batch of the run between the deletion of its rows and of its name: the new row is there and its run is named."""
+    store.append(batch({"step": [step(0, run_id="a")]}, seq=0))
+    real = deletion.forget_run
+
+    def late(of, run_id, cursor):
+        cursor.execute(
+            "INSERT INTO step BY NAME SELECT 1 AS step, 1 AS at_ns, 'a' AS run_id, 's' AS source, 1 AS received_ns"
+        )
+        real(of, run_id, cursor)
+
+    monkeypatch.setattr("store.retention.forget_run", late)
+    drop_run(store, "a")
+    assert list(store.runs()) == ["a"]
+
+
 def test_upkeep_applies_the_policy_and_survives_a_failing_pass(store, clock):
     """A pass reports; one that fails keeps its error and the next one works again."""
     seen = []

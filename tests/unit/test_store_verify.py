@@ -61,6 +61,8 @@ def test_a_sound_store_has_no_problems(store):
             "mark.mark",
             "1 rows have no value",
         ),
+        ("DELETE FROM run", "run", "exp has rows and is not listed"),
+        ("INSERT INTO run VALUES ('ghost', 0)", "run", "ghost is listed and has no rows"),
         ("UPDATE seal_log SET num_rows = 7 WHERE kind = 'request'", "00000001", "has 2 rows, the log says 7"),
         ("DELETE FROM seal_log WHERE kind = 'request' AND seal_id = 1", "00000001", "not in the seal log"),
     ],
