@@ -8,6 +8,7 @@ written, so that reads go on when the disk is full.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,8 +156,7 @@ class Database:
         """DiskFull where a commit of `num_bytes`, and the checkpoint that may follow, could run out of disk."""
         if self.path is None:
             return
-        status = os.statvfs(self.path.parent)
-        free = status.f_bavail * status.f_frsize
+        free = shutil.disk_usage(self.path.parent).free
         needed = 2 * num_bytes + self.log_bytes() + _HEADROOM_BYTES
         if free < needed:
             raise DiskFull(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Any, Final, TypeVar
 
@@ -70,12 +71,21 @@ class Writer:
 
     def _run(self) -> None:
         while (item := self._queue.take(MAX_GROUP_ROWS)) is not None:
-            if isinstance(item, Job):
-                self._run_job(item)
-            else:
-                self._write_group(item)
-                if self.books.wants_fold:
-                    self._fold()
+            try:
+                if isinstance(item, Job):
+                    self._run_job(item)
+                else:
+                    self._write_group(item)
+                    if self.books.wants_fold:
+                        self._fold()
+            except BaseException as error:
+                # Whatever happened, the thread goes on and nobody waits in vain.
+                log.exception("writer stumbled", extra={"url": self._database.url})
+                with suppress(duckdb.Error):
+                    self._cursor.execute("ROLLBACK")
+                for waiting in [item] if isinstance(item, Job) else item:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
         self._fold()
 
     def _run_job(self, job: Job) -> None:

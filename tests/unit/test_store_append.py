@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -339,6 +340,20 @@ def test_the_journal_is_folded_into_compact_tables(tmp_path):
         ]
 
 
+def test_a_writer_that_stumbles_answers_and_goes_on(store, monkeypatch):
+    """An error that nothing expects reaches the sender of the batch, and the next batch is stored."""
+
+    def stumble(_):
+        raise RuntimeError("not expected")
+
+    monkeypatch.setattr(store._writer, "_recover", stumble)
+    bad = Batch({"step": steps(7, 1).set_column(1, "at_ns", [[None]]).cast(steps(0, 1).schema)}, BatchId("s", "e", 0))
+    with pytest.raises(RuntimeError, match="not expected"):
+        store.append(bad)
+    monkeypatch.undo()
+    assert not store.append(batch({"step": [step(1)]}, seq=1)).duplicate
+
+
 def test_a_refusal_by_budget_is_told_to_every_batch_and_lifted_again(store):
     """While the disk budget is used up batches get DiskFull, reads go on; afterwards they are taken."""
     store.refuse_batches(DiskFull("budget used up"))
@@ -351,17 +366,9 @@ def test_a_refusal_by_budget_is_told_to_every_batch_and_lifted_again(store):
 
 def test_a_disk_that_is_nearly_full_is_noticed_before_writing(tmp_path, monkeypatch):
     """With less free room than the commit and its checkpoint may need, nothing is written: DiskFull with both numbers."""
-    import os
-
-    real = os.statvfs
     with open_store(str(tmp_path / "k.duckdb")) as store:
-
-        def nearly_full(path):
-            found = list(real(path))
-            found[4] = 1  # f_bavail
-            return os.statvfs_result(found)
-
-        monkeypatch.setattr("store.database.os.statvfs", nearly_full)
+        real = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr("store.database.shutil.disk_usage", lambda _: real._replace(free=1))
         with pytest.raises(DiskFull, match="MB free") as full:
             store.append(batch({"step": [step(1)]}, seq=0))
         assert full.value.free_bytes < full.value.needed_bytes

@@ -251,6 +251,17 @@ def test_one_request_with_all_that_is_known():
     assert run.requests.num_rows == 1
 
 
+def test_a_request_of_which_little_is_known():
+    """No worker, no blocks: the rows alone, and empty tables beside them."""
+    with store_of(request=[request("r")], step=[step(0)], block=[{"at_ns": START_NS, "change": "stored"}]) as store:
+        detail = get_request(store, "r")
+    assert detail.requests.num_rows == 1
+    assert (detail.steps.num_rows, detail.blocks.num_rows, detail.marks.num_rows) == (0, 0, 0)
+    with store_of(request=[]) as store:
+        assert sample_series(store, LIVE, []).num_rows == 0
+        assert marks(store, LIVE, []).num_rows == 0
+
+
 def test_latest_facts_are_merged_column_by_column():
     """A later row that tells only what changed leaves the rest as known; facts after the window are not known yet."""
     rows = [
