@@ -12,6 +12,7 @@ from store.conform import contract_types
 from store.interface import Store
 from store.migrate import load
 from store.open import open_store
+from store.retention import RetentionPolicy
 from store.statements import create_statement
 from store.tables import RELATIONAL, STORE_COLUMNS, TABLES
 from store.views import markdown, views
@@ -93,3 +94,18 @@ def test_every_view_says_what_each_field_is():
 def test_the_page_about_views_is_current():
     """docs/evidence-views.md is what `python -m store.views` prints."""
     assert (ROOT / "docs" / "evidence-views.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_the_page_about_the_store_names_what_there_is():
+    """docs/store.md names every table, every verb, and the limits that are the defaults."""
+    page = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
+    for table in [*KINDS, *(table.name for table in RELATIONAL)]:
+        assert f"`{table}`" in page, table
+    for verb in ("migrate", "export", "prune", "verify", "backup"):
+        assert f"kvscope store {verb}" in page, verb
+    policy = RetentionPolicy()
+    assert f"more than {policy.seal_after_s:g} s ago" in page
+    assert f"more than {policy.max_age_s / 3600:g} h ago" in page
+    assert f"older than {policy.parquet_max_age_s / 86400:g} days" in page
+    assert f"more than {policy.max_bytes / 1e9:g} GB" in page
+    assert f"after {policy.key_age_s / 86400:g} days" in page
