@@ -20,6 +20,7 @@ NS = 1_000_000_000
 MINUTE = 60 * NS
 DAY = 24 * 60 * MINUTE
 VANTAGES = ("client", "engine", "router")
+LAST_NS = (1 << 63) - 1
 DEFAULT_LENGTH = 15 * MINUTE
 MIN_REQUESTS = 30
 """A window that we choose ourselves has at least this many requests."""
@@ -57,21 +58,25 @@ def parse_window(text: str, store: Store, now_ns: int) -> Window:
 
 
 def parse_instant(text: str, now_ns: int) -> int:
-    """`2026-01-31T12:00:00Z`, nanoseconds, `now`, or `-15m` (before now) -> ns since 1970 UTC."""
-    text = text.strip()
+    """`2026-01-31T12:00:00Z`, nanoseconds, `now`, or `-15m` (before now) -> ns since 1970 UTC. Raises BadWindow."""
+    instant = _instant(text.strip(), now_ns)
+    if not 0 <= instant <= LAST_NS:
+        raise BadWindow(f"{text.strip()!r} lies outside 1970 to 2262, which nanoseconds can say", window=text.strip())
+    return instant
+
+
+def _instant(text: str, now_ns: int) -> int:
     if text in ("", "now"):
         return now_ns
     if re.fullmatch(r"[0-9]{16,19}", text):
         return int(text)
     if re.fullmatch(r"[0-9]{9,15}", text):
-        raise BadWindow(
-            f"{text!r} looks like {'milliseconds' if len(text) > 11 else 'seconds'} since 1970; give nanoseconds or ISO 8601",
-            window=text,
-        )
+        unit = "milliseconds" if len(text) > 11 else "seconds"
+        raise BadWindow(f"{text!r} looks like {unit} since 1970; give nanoseconds or ISO 8601", window=text)
     relative = re.fullmatch(r"-([0-9]{1,6})([smhd])", text)
     if relative:
-        unit = {"s": NS, "m": MINUTE, "h": 60 * MINUTE, "d": DAY}[relative.group(2)]
-        return now_ns - int(relative.group(1)) * unit
+        length = {"s": NS, "m": MINUTE, "h": 60 * MINUTE, "d": DAY}[relative.group(2)]
+        return now_ns - int(relative.group(1)) * length
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -80,11 +85,8 @@ def parse_instant(text: str, now_ns: int) -> int:
             window=text,
         ) from None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    try:
-        whole = int(moment.replace(microsecond=0).timestamp())
-    except (OverflowError, ValueError) as error:  # a zone can push the first and the last day out of the calendar
-        raise BadWindow(f"{text!r} lies outside the calendar", window=text) from error
-    return whole * NS + moment.microsecond * 1000
+    # whole seconds and microseconds apart: a float of seconds since 1970 would lose the last digits
+    return int(moment.replace(microsecond=0).timestamp()) * NS + moment.microsecond * 1000
 
 
 def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns: int) -> Chosen:
