@@ -1,9 +1,9 @@
 """Latencies of live requests by worker and model, from committed rows: histograms since the start, and recent minutes.
 
-A request's durations are those of `store/metrics.py` (design section 4), computed here for whole tables at once; a test
-holds both to the same numbers. Rows of an imported run are history and stay out. The engine's vantage is shown where a
-model has it, else the client's; the router's is never mixed in. Invariant: at most `max_series` worker and model pairs
-have their own series; later ones share `other`, so that a client that invents names cannot fill the memory.
+A request's durations are those of `durations.py`. Rows of an imported run are history and stay out. The engine's
+vantage is shown where a model has it, else the client's; the router's is never mixed in. Invariant: at most
+`max_series` worker and model pairs have their own series; later ones share `other`, so that a client that invents names
+cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.sketches import NUM_BUCKETS, Counts, Floats, Tallies, tally
+from collector.durations import one_array, tallies_of
+from collector.sketches import Counts, Tallies
 
-METRICS: Final = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
 SUMS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "num_preemptions")
 OTHER: Final = "other"
 MINUTE_NS: Final = 60_000_000_000
 KEPT_MINUTES: Final = 6
 LONG_AGO: Final = KEPT_MINUTES + 1
-CACHED_VALUES: Final = 32_768
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ class Latencies:
         age = np.where((age >= 0) & (age <= KEPT_MINUTES), age, LONG_AGO)
         keys, of_row = self._keys_of(live)
         pairs, of_pair = np.unique(of_row * (LONG_AGO + 1) + age, return_inverse=True)
-        tallies = _tallies(live, None if len(pairs) == 1 else of_pair, len(pairs))
+        tallies = tallies_of(live, None if len(pairs) == 1 else of_pair, len(pairs))
         sums, states = _sums(live, of_row, len(keys)), _states(live, of_row)
         with self._lock:
             for position, pair in enumerate(pairs.tolist()):
@@ -160,87 +159,12 @@ class Latencies:
                 series.states[state] = series.states.get(state, 0) + count
 
 
-def _tallies(requests: pa.Table, groups: Counts | None, num_groups: int) -> dict[str, Tallies]:
-    """Every metric of METRICS that some row tells, by the group of its row (None: all are one group)."""
-    found: dict[str, Tallies] = {}
-    for metric, seconds in durations_of(requests).items():
-        known = ~np.isnan(seconds)
-        if known.any():
-            found[metric] = tally(seconds[known], None if groups is None else groups[known], num_groups)
-    instants, counts = _array(requests.column("token_ns")), _array(requests.column("token_counts"))
-    if instants.null_count < len(instants):
-        # A few rows at a time: the arrays of a whole batch leave the processor's cache and cost twice as much.
-        rows = max(1, len(instants) * max(CACHED_VALUES, num_groups * NUM_BUCKETS) // (len(instants.flatten()) + 1))
-        for start in range(0, len(instants), rows):
-            of_part = None if groups is None else groups[start : start + rows]
-            part = tally_gaps(instants.slice(start, rows), counts.slice(start, rows), of_part, num_groups)
-            found["itl"] = found["itl"] + part if "itl" in found else part
-    return found
-
-
-def durations_of(requests: pa.Table) -> dict[str, Floats]:
-    """Metric (all but ITL) -> duration (s) of each row of a `request` table; NaN where unknown or below 0."""
-    t0, t1, tn = (_instants(requests, name) for name in ("arrival_ns", "first_token_ns", "last_token_ns"))
-    output = _floats(requests, "output_tokens")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = {
-            "ttft": t1 - t0,
-            "tpot": np.where(output > 1, (tn - t1) / (output - 1), np.nan),
-            "e2e": tn - t0,
-            "queue": _floats(requests, "queue_s"),
-            "prefill": _floats(requests, "prefill_s"),
-        }
-        return {metric: np.where(seconds >= 0, seconds, np.nan) for metric, seconds in found.items()}
-
-
-def tally_gaps(token_ns: pa.ListArray, token_counts: pa.ListArray, groups: Counts | None, num_groups: int) -> Tallies:
-    """ITL by group: the gap before each chunk but a row's first; a chunk of k tokens counts k times gap / k."""
-    lengths = _lengths(token_ns)
-    instants = token_ns.flatten().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(lengths)
-    starts = (np.cumsum(lengths) - lengths)[rows]
-    seconds = np.empty(len(instants))
-    np.subtract(instants[1:], instants[:-1], out=seconds[1:], casting="unsafe")
-    seconds *= 1e-9
-    seconds[starts] = 0.0  # a row's first chunk has no gap: it is counted as 0 s here and taken out again below
-    tokens = _chunk_tokens(token_counts, lengths)
-    if tokens is not None:
-        tokens[starts] = 1
-        seconds /= tokens
-    spans = (instants[starts + lengths[rows] - 1] - instants[starts]) * 1e-9
-    of_row = np.zeros(len(rows), np.int64) if groups is None else groups[rows]
-    found = tally(
-        seconds,
-        None if groups is None else np.repeat(groups, lengths),
-        num_groups,
-        weights=tokens,
-        total_s=np.bincount(of_row, spans, minlength=num_groups).astype(np.float64),
-    )
-    firsts = np.bincount(of_row, minlength=num_groups)
-    found.fine[:, 0] -= firsts
-    found.coarse[:, 0] -= firsts
-    return found
-
-
-def _chunk_tokens(token_counts: pa.ListArray, lengths: Counts) -> Counts | None:
-    """Tokens of every chunk (at least 1), None where no row tells; a row that does not tell has 1 a chunk."""
-    if token_counts.null_count == len(token_counts):
-        return None
-    told = _lengths(token_counts)
-    counts = pc.fill_null(token_counts.flatten(), 1).to_numpy(zero_copy_only=False)
-    if (told == lengths).all():
-        return np.asarray(np.maximum(counts, 1))
-    tokens = np.ones(int(lengths.sum()), dtype=np.int64)
-    tokens[np.repeat(told == lengths, lengths)] = np.maximum(counts[np.repeat(told == lengths, told)], 1)
-    return tokens
-
-
 def _series_of(requests: pa.Table) -> tuple[Counts, list[SeriesKey]]:
     """Number of the series of each row, and the series by number."""
     code = np.zeros(requests.num_rows, dtype=np.int64)
     words: list[list[str]] = []
     for name in ("vantage", "worker", "model"):
-        encoded = pc.dictionary_encode(_array(pc.fill_null(requests.column(name), "")))
+        encoded = pc.dictionary_encode(one_array(pc.fill_null(requests.column(name), "")))
         words.append(encoded.dictionary.to_pylist())
         code = code * len(words[-1]) + encoded.indices.to_numpy(zero_copy_only=False)
     present, codes = np.unique(code, return_inverse=True)
@@ -253,37 +177,9 @@ def _key(number: int, words: list[list[str]]) -> SeriesKey:
     return SeriesKey(words[0][vantage], words[1][worker], words[2][model])
 
 
-def _lengths(lists: pa.ListArray) -> Counts:
-    """Length of each list, 0 for null."""
-    lengths = pc.list_value_length(lists)
-    return np.asarray((pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy().astype(np.int64))
-
-
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array; copied only where it is in pieces."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _has_runs(requests: pa.Table) -> bool:
     column = requests.column("run_id")
     return bool(column.null_count < len(column))
-
-
-def _instants(requests: pa.Table, name: str) -> Floats:
-    """Seconds since the first arrival of the table; differences keep their nanoseconds that way."""
-    column = requests.column(name)
-    origin = requests.column("arrival_ns")[0].as_py()
-    return _as_floats(pc.subtract(column, pa.scalar(origin, pa.int64()))) * 1e-9
-
-
-def _floats(requests: pa.Table, name: str) -> Floats:
-    return _as_floats(requests.column(name))
-
-
-def _as_floats(column: pa.ChunkedArray) -> Floats:
-    """NaN where null."""
-    values: Floats = pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan")).to_numpy()
-    return values
 
 
 def _sums(requests: pa.Table, of_row: Counts, num_series: int) -> dict[str, list[int | None]]:
@@ -303,7 +199,7 @@ def _sums(requests: pa.Table, of_row: Counts, num_series: int) -> dict[str, list
 
 def _states(requests: pa.Table, of_row: Counts) -> dict[tuple[int, str], int]:
     """(number of the series, state) -> rows."""
-    encoded = pc.dictionary_encode(_array(requests.column("state")))
+    encoded = pc.dictionary_encode(one_array(requests.column("state")))
     words = encoded.dictionary.to_pylist()
     pairs, counts = np.unique(of_row * len(words) + encoded.indices.to_numpy(), return_counts=True)
     return {

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from starlette.responses import HTMLResponse
 
 from collector import problems
-from collector.latencies import METRICS
+from collector.durations import METRICS
 from collector.services import Services, services_of
 from collector.sketches import quantile
 from engine_probe.errors import NotReady, TooManyQueries, Unauthorized, WrongHost

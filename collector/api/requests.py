@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
-from collector.request_queries import FILTERS, RequestFilter, get_request, list_requests, timeline
+from collector.request_queries import FILTERS, RequestFilter, get_request, list_requests
+from collector.request_timeline import timeline
 from collector.services import Services, services_of
 from engine_probe.errors import NotFound, UsageError
 

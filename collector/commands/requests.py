@@ -138,7 +138,8 @@ def _list_from_store(
 def _show_from_store(url: str, request_id: str, window: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     import time
 
-    from collector.request_queries import get_request, timeline
+    from collector.request_queries import get_request
+    from collector.request_timeline import timeline
     from diagnosis.windows import parse_window
     from store.open import open_store
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.latencies import MINUTE_NS, OTHER, Latencies, durations_of, tally_gaps
+from collector.durations import durations_of, tally_gaps
+from collector.latencies import MINUTE_NS, OTHER, Latencies
 from collector.sketches import BOUNDS_S, EDGES_S, quantile, tally
 from engine_probe.schema import table_from_rows
 from store.metrics import itl_s, metric
