@@ -1,4 +1,4 @@
-"""Requests for people and programs: a sorted page, one request with all that was told of it, and its course in time.
+"""Requests for people and programs: a sorted page of them, and one with all that was told of it.
 
 The HTTP API and `kvscope requests` ask these same functions. Metrics are those of `store/metrics.py`.
 A page is continued by its last row (keyset), not by a number of rows to skip: rows that arrive meanwhile shift nothing.
