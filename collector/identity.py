@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from engine_probe.codec import Decoded
 from engine_probe.errors import BadRequest
-from store.interface import BatchId
+from store.interface import KEY_EPOCH, BatchId
 
 ANONYMOUS = "anonymous"
 MAX_NAME = 200
@@ -74,7 +74,7 @@ class Claim:
     def _anonymous(self, source: str, sent_ns: int | None) -> Sender:
         if self.idempotency_key is None:
             return Sender(source, None, sent_ns)
-        return Sender(source, BatchId(source, f"idempotency-key:{self.idempotency_key}", 0), sent_ns)
+        return Sender(source, BatchId(source, f"{KEY_EPOCH}{self.idempotency_key}", 0), sent_ns)
 
 
 def _one(name: str, header: T | None, body: T | None) -> T | None:
