@@ -1,0 +1,301 @@
+"""Every status and every branch of the one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diagnosis.conclude import Conclusion, conclude, fell, suspicious
+from diagnosis.traffic import Traffic
+from diagnosis.verdict import LedgerRow, NamedCause
+from tests.verdicts import case, change, judged, named, significance
+
+NOT_ENOUGH = significance(enough=False, interval_95=None, changed=False, reason="too few tail episodes")
+EVICTION = named("premature_eviction")
+
+
+def said(
+    made: Any = None,
+    found: Any = None,
+    causes: list[NamedCause] | None = None,
+    delta: Any = None,
+    rows: list[LedgerRow] | None = None,
+    **known: Any,
+) -> Conclusion:
+    return conclude(
+        made or case(),
+        found or judged(),
+        [EVICTION] if causes is None else causes,
+        delta or change(),
+        rows or [],
+        **known,
+    )
+
+
+def row(name: str, mean_s: float, judged_s: float) -> LedgerRow:
+    return LedgerRow(name, f"text of {name}", mean_s, judged_s, judged_s, judged_s)
+
+
+def traffic(**known: Any) -> Traffic:
+    plain: dict[str, Any] = {
+        "row": "length_shift",
+        "mean_s": 0.09,
+        "quantile_s": 0.19,
+        "raw_mean_s": 0.1,
+        "raw_quantile_s": 0.2,
+        "changed": True,
+        "by_mean": False,
+        "p_value": 0.002,
+    }
+    return Traffic(**(plain | known))
+
+
+def test_too_few_requests() -> None:
+    """19 in one window: nothing is said about a change, and how many are needed for the quantile that was asked for."""
+    found = said(case(n=19), judged("0.95", "0.99", n=(19, 19), n_needed=4321))
+    assert found == Conclusion(
+        "not_distinguishable",
+        "Too few requests to say anything: 19 in the baseline, 19 in the suspect window; at least 20 each are needed, and 4,321 for P99.",
+    )
+
+
+def test_too_few_comparable_requests() -> None:
+    """400 requests, of which only 7 and 9 are of kinds that both windows hold."""
+    found = said(case(), judged(n=(7, 9)))
+    assert found.status == "not_distinguishable"
+    assert found.sentence.startswith(
+        "Too few comparable requests to say anything: 7 in the baseline and 9 in the suspect"
+    )
+
+
+def test_explained_by_the_quantile() -> None:
+    """P99 carries it: from, to, mean, and who owns how much of the 200 ms."""
+    made = case({"premature_eviction": (0.08, 0.16), "queue_load": (0.02, 0.04)})
+    assert said(made) == Conclusion(
+        "explained",
+        "P99 TTFT rose from 100 ms to 300 ms (mean 50.0 ms -> 150 ms): premature_eviction owns 80 % of the change.",
+        named=True,
+    )
+
+
+def test_explained_by_several_causes() -> None:
+    """At most three are in the sentence, the largest first as they come."""
+    rows = dict.fromkeys(("a", "b", "c", "d"), (0.025, 0.05))
+    found = said(case(rows), causes=[named(name) for name in rows])
+    assert found.sentence.endswith(": a owns 25 %, b owns 25 % and c owns 25 % of the change.")
+
+
+def test_explained_by_a_lower_quantile() -> None:
+    """P99 has no interval, P95 has: P95 carries it, and P99 is an aside."""
+    found = said(
+        found=judged("0.95", "0.99", requested=NOT_ENOUGH), delta=change(p99_interval_95=None, suspect_p99_s=0.9)
+    )
+    assert found.sentence == (
+        "P95 TTFT rose from 100 ms to 300 ms (mean 50.0 ms -> 150 ms): premature_eviction owns 100 % of the change. "
+        "P99 went 100 ms -> 900 ms, but too few independent requests carry an interval for it."
+    )
+
+
+def test_explained_by_the_mean_where_no_quantile_has_an_interval() -> None:
+    """The mean carries it, with its interval; shares are of the mean."""
+    found = said(
+        case({"premature_eviction": (0.09, 0.16), "queue_load": (0.01, 0.04)}),
+        judged("0.95", "0.99", requested=NOT_ENOUGH, enough=False, interval_95=None, changed=False),
+    )
+    assert found.sentence == (
+        "Mean TTFT rose (50.0 ms -> 150 ms, difference +50.0 ms to +150 ms): premature_eviction owns 90 % of the change of the mean. "
+        "P99 went 100 ms -> 300 ms, but too few independent requests carry an interval for it."
+    )
+
+
+def test_explained_by_the_mean_although_the_quantile_stands() -> None:
+    """P99 has an interval around 0, the mean does not: both are said."""
+    found = said(found=judged(changed=False, interval_95=(-0.1, 0.2)), delta=change(suspect_p99_s=0.11))
+    assert found.sentence.startswith(
+        "P99 TTFT did not change beyond noise (100 ms -> 110 ms), but its mean rose (50.0 ms -> 150 ms): "
+    )
+
+
+def test_an_improvement_names_what_is_over() -> None:
+    """P99 fell because a cause that the baseline had is gone."""
+    made = case({"premature_eviction": (-0.1, -0.2)}).exchanged()
+    delta = change(judged_s=-0.2, base_p99_s=0.3, suspect_p99_s=0.1, base_judged_s=0.3, suspect_judged_s=0.1)
+    found = said(made, delta=delta)
+    assert found.sentence == (
+        "P99 TTFT fell from 300 ms to 100 ms (mean 50.0 ms -> 150 ms): the end of premature_eviction owns 100 % of the change."
+    )
+
+
+def test_no_change_of_the_quantile() -> None:
+    """The interval of P99's difference holds 0, and the mean hardly moved."""
+    made = case({"queue_load": (0.001, 0.002)}, base_s=0.05)
+    found = said(
+        made,
+        judged(changed=False, changed_mean=False, interval_95=(-0.01, 0.012)),
+        delta=change(interval_95=(-0.01, 0.012), suspect_p99_s=0.102, suspect_mean_s=0.051),
+    )
+    assert found == Conclusion(
+        "no_change",
+        "P99 TTFT did not change beyond noise: 100 ms -> 102 ms (difference -10.0 ms to +12.0 ms), mean 50.0 ms -> 51.0 ms.",
+    )
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_no_change_where_the_asked_quantile_has_no_interval(enough: bool) -> None:
+    """P95 stands in where it can, else the mean; P99 is shown for what it is."""
+    made = case({"queue_load": (0.001, 0.002)}, base_s=0.05)
+    quiet = {"changed": False, "changed_mean": False, "enough": enough}
+    found = said(made, judged("0.95", "0.99", requested=NOT_ENOUGH, **quiet), delta=change(suspect_mean_s=0.051))
+    carrier = "P95 100 ms -> 300 ms (difference +150 ms to +250 ms), mean 50.0 ms -> 51.0 ms"
+    means = "mean 50.0 ms -> 51.0 ms (difference +50.0 ms to +150 ms)"
+    assert found.status == "no_change"
+    assert found.sentence == (
+        f"TTFT did not change beyond noise: {carrier if enough else means}. P99 went 100 ms -> 300 ms, but too few independent "
+        "requests carry it."
+    )
+
+
+def test_a_large_change_in_one_burst_is_not_called_none() -> None:
+    """The mean doubled, but in one episode: not established, who it points at is said, and causes stay (tentatively)."""
+    quiet = judged(changed=False, changed_mean=False, enough=False, interval_95=None, episodes=(3, 1), n_needed=5000)
+    found = said(case(), quiet, delta=change())
+    assert found.status == "not_distinguishable"
+    assert found.named
+    assert found.sentence == (
+        "P99 TTFT went 100 ms -> 300 ms (mean 50.0 ms -> 150 ms), but too few independent requests carry it: 1 separate episode of slow "
+        "ones, difference of the mean +50.0 ms to +150 ms; if it is real, premature_eviction owns most of it. About 5,000 requests a "
+        "window would show a change of 20 %."
+    )
+
+
+@pytest.mark.parametrize(("delta_mean", "large"), [(0.0099, False), (0.0101, True), (-0.0101, True), (0.0, False)])
+def test_large_is_a_fifth_of_the_mean(delta_mean: float, large: bool) -> None:
+    """20 % of 50 ms."""
+    made = case({"queue_load": (delta_mean, 0.0)}, base_s=0.05)
+    assert suspicious(made) is large
+    assert suspicious(made.exchanged()) is large, "measured against the baseline, whichever side is asked"
+
+
+def test_not_observable() -> None:
+    """Most of the change stands in rows that cannot be seen into: which, and how much of it."""
+    made = case({"queue_unobserved": (0.08, 0.16), "own_prefill": (0.02, 0.04)})
+    rows = [row("queue_unobserved", 0.08, 0.16), row("own_prefill", 0.02, 0.04)]
+    found = said(made, causes=[], rows=rows)
+    assert found == Conclusion(
+        "not_observable",
+        "P99 TTFT rose from 100 ms to 300 ms (mean 50.0 ms -> 150 ms); 80 % of the change lies where this setup cannot look: queue, cause "
+        "not observable here.",
+    )
+
+
+def test_no_cause_has_evidence() -> None:
+    """The change is seen, and nobody claims it: the largest row is named, beside dependence."""
+    made = case({"own_prefill": (0.08, 0.15), "front_end": (0.02, 0.02)}, dependence=0.03)
+    rows = [row("dependence", 0.0, 0.5), row("front_end", 0.02, 0.02), row("own_prefill", 0.08, 0.15)]
+    found = said(made, causes=[], rows=rows)
+    assert found.status == "not_distinguishable"
+    assert found.sentence.endswith(
+        "; no cause has evidence for a material part of it; the largest part is text of own_prefill (+150 ms)."
+    )
+
+
+def test_no_kind_of_request_in_common() -> None:
+    """Whatever the numbers, they are not compared."""
+    found = said(comparable=False)
+    assert found.status == "not_distinguishable"
+    assert "no kind of request in common" in found.sentence
+    assert found.named is False
+
+
+@pytest.mark.parametrize(
+    ("base", "suspect", "changed", "rows", "compared"),
+    [
+        (None, (0.05, None), False, 0.001, False),  # refused at once in the suspect window
+        (None, (0.05, None), True, -0.2, False),  # "fell", but only for those that were served
+        ((0.05, None), None, True, 0.2, False),  # the baseline may have been as bad
+        (
+            None,
+            (0.3, None),
+            True,
+            0.2,
+            True,
+        ),  # timeouts far above the baseline: worse, however long they would have been
+        ((0.3, None), None, True, -0.2, True),  # and the other way round (the suspect's P99 is 0.1 s there)
+        ((0.05, None), (0.05, None), True, 0.2, True),  # open on both sides alike
+        (None, (0.2, 0.4), True, 0.2, True),  # a range with an end
+    ],
+)
+def test_open_waits_stop_a_comparison_only_where_they_can_turn_it(
+    base: Any, suspect: Any, changed: bool, rows: float, compared: bool
+) -> None:
+    """A quantile without upper limit is compared where its lower limit lies above the other window."""
+    delta = change(base_judged_range=base, suspect_judged_range=suspect)
+    if rows < 0:
+        delta = change(base_judged_s=0.3, suspect_judged_s=0.1, base_judged_range=base, suspect_judged_range=suspect)
+    made = case({"premature_eviction": (rows / 2, rows)})
+    found = said(made, judged(changed=changed, changed_mean=changed), delta=delta)
+    assert ("cannot be compared" in found.sentence) is not compared
+
+
+def test_at_a_common_mix_the_change_there_comes_first() -> None:
+    """Causes are measured against the change at the common mix; the traffic's part stands beside it."""
+    made = case({"premature_eviction": (0.008, 0.05)}, traffic=traffic(mean_s=0.09, quantile_s=0.15))
+    found = said(
+        made,
+        judged(raw=significance(), delta_s=0.05, interval_95=(0.03, 0.07)),
+        causes=[EVICTION, named("length_shift")],
+    )
+    assert found.sentence == (
+        "At a common mix of requests P99 TTFT rose by 50.0 ms (+30.0 ms to +70.0 ms; raw: P99 100 ms -> 300 ms): premature_eviction owns "
+        "100 % of the change; length_shift (the traffic) adds +150 ms to the raw numbers."
+    )
+
+
+@pytest.mark.parametrize("by_mean", [False, True])
+def test_only_the_traffic_changed(by_mean: bool) -> None:
+    """Nothing at the common mix, everything in the raw numbers: the traffic is the explanation."""
+    made = case({"own_prefill": (0.001, 0.002)}, traffic=traffic(by_mean=by_mean))
+    quiet = judged(
+        raw=significance(changed=not by_mean),
+        changed=False,
+        changed_mean=False,
+        delta_s=0.002,
+        interval_95=(-0.01, 0.01),
+        delta_mean_s=0.001,
+        mean_interval_95=(-0.004, 0.006),
+    )
+    found = said(made, quiet, causes=[named("length_shift")])
+    what = "mean TTFT rose from 50.0 ms to 150 ms" if by_mean else "P99 TTFT rose from 100 ms to 300 ms"
+    rest = "(+1.0 ms, -4.0 ms to +6.0 ms)" if by_mean else "(+2.0 ms, -10.0 ms to +10.0 ms)"
+    assert found.status == "explained"
+    assert found.sentence == (
+        f"{what} because the traffic changed (longer or shorter prompts and answers in the traffic); at a common mix of requests it did "
+        f"not change beyond noise {rest}."
+    )
+
+
+def test_the_traffic_changed_without_a_claim() -> None:
+    """The raw numbers moved, at a common mix nothing did, and the traffic's row is not material: said as it is."""
+    made = case({"own_prefill": (0.001, 0.002)}, traffic=traffic())
+    quiet = judged(raw=significance(), changed=False, changed_mean=False, interval_95=(-0.01, 0.01), delta_s=0.0)
+    assert said(made, quiet, causes=[]).status == "not_distinguishable"
+
+
+@pytest.mark.parametrize(
+    ("found", "made", "down"),
+    [
+        (judged(), case({"a": (0.1, 0.2)}), False),
+        (judged(), case({"a": (0.1, -0.2)}), True),
+        (judged(changed=False), case({"a": (-0.1, 0.2)}), True),  # carried by the mean
+        (judged(changed=False, changed_mean=False), case({"a": (-0.1, -0.2)}), False),  # no change has no direction
+        (
+            judged(changed=False, changed_mean=False, raw=significance()),
+            case({"a": (0.1, 0.2)}, traffic=traffic(raw_quantile_s=-0.3)),
+            True,
+        ),
+    ],
+)
+def test_direction(found: Any, made: Any, down: bool) -> None:
+    """The direction is that of the number that carries the verdict."""
+    assert fell(made, found) is down
