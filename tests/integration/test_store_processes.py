@@ -10,9 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from engine_probe.errors import StoreBusy
+from store.backup import backup
 from store.interface import Batch, BatchId
 from store.open import open_store
 from store.seal import seal
@@ -186,3 +188,31 @@ def test_readers_and_writers_together_see_whole_batches(tmp_path):
     for seen in counts:
         assert seen == sorted(seen)
         assert all(count % 10 == 0 for count in seen)
+
+
+def test_sealing_and_backups_while_batches_come_in(tmp_path):
+    """Three senders append while passes seal and copies are made: each row once in the end, and every copy is sound."""
+    with open_store(str(tmp_path / "k.duckdb")) as store:
+
+        def send(sender):
+            for seq in range(25):
+                store.append(Batch({"step": steps(100 * seq + sender, 1)}, BatchId(f"s{sender}", "e", seq)))
+
+        writers = [threading.Thread(target=send, args=(sender,)) for sender in range(3)]
+        for thread in writers:
+            thread.start()
+        copies = []
+        while any(thread.is_alive() for thread in writers):
+            seal(store, older_than_s=0.0)
+            copies.append(tmp_path / f"copy{len(copies)}.duckdb")
+            backup(store, copies[-1])
+        for thread in writers:
+            thread.join()
+        seal(store, older_than_s=0.0)
+        expected = sorted(100 * seq + sender for seq in range(25) for sender in range(3))
+        sealed = [n for path in store.sql_data().files["step"] for n in pq.read_table(path).column("step").to_pylist()]
+        assert sorted(sealed) == sorted(numbers(store)) == expected
+        assert list(store.verify()) == []
+    for path in copies:
+        with open_store(str(path), read_only=True) as copy:
+            assert list(copy.verify()) == []
