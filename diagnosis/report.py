@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed
+from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed, tentative
 
 
 def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
@@ -28,6 +28,7 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
         f"## Composition around {name}\n\nDescribes what slow requests are made of; it does not blame.\n\n"
         + _composition(verdict),
         "## Causes\n\n"
+        + tentative(verdict)
         + (
             "\n\n".join(_cause(cause, verdict["requested_quantile"]) for cause in verdict["causes"])
             or "No cause is named."
@@ -75,42 +76,28 @@ def _attribution(verdict: Mapping[str, Any]) -> str:
     name, asked = quantile_name(verdict["quantile"]), quantile_name(verdict["requested_quantile"])
     by_mean = verdict["delta"]["judged_s"]["interval_95"] is None
     which = "mean_interval_95" if by_mean else "interval_95"
+    other = (
+        [] if name == asked else [asked]
+    )  # the quantile asked for has a column of its own where another one is judged
+
+    def cells(mean: float | None, at_judged: float | None, bounds: Any, p99: float | None) -> list[str]:
+        return [signed(mean), signed(at_judged), interval(bounds), *(signed(p99) for _ in other)]
+
     rows = [
         [
             f"`{r['cause']}`",
             r["text"],
-            signed(r["mean_s"]),
-            signed(r["judged_s"]),
-            interval(r[which]),
-            signed(r["p99_s"]),
+            *cells(r["mean_s"], r["judged_s"], r[which], r["p99_s"]),
             signed(r["es_s"]),
         ]
         for r in verdict["attribution"]
     ]
     d = verdict["delta"]
-    rows.append(
-        [
-            "**change**",
-            "",
-            signed(d["mean_s"]["value"]),
-            signed(d["judged_s"]["value"]),
-            interval(d["mean_s" if by_mean else "judged_s"]["interval_95"]),
-            signed(d["p99_s"]["value"]),
-            "",
-        ]
-    )
-    return _table(
-        [
-            "row",
-            "what it is",
-            "mean",
-            name,
-            f"95 % of {'the mean' if by_mean else name}",
-            asked,
-            f"shortfall beyond {asked}",
-        ],
-        rows,
-    )
+    bounds = d["mean_s" if by_mean else "judged_s"]["interval_95"]
+    total = cells(d["mean_s"]["value"], d["judged_s"]["value"], bounds, d["p99_s"]["value"])
+    rows.append(["**change**", "", *total, ""])
+    header = ["row", "what it is", "mean", name, f"95 % of {'the mean' if by_mean else name}", *other]
+    return _table([*header, f"shortfall beyond {asked}"], rows)
 
 
 def _composition(verdict: Mapping[str, Any]) -> str:

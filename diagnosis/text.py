@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed
+from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed, tentative
 
 WIDTH = 100
 STATUS = {
@@ -106,7 +106,7 @@ def _causes(verdict: Mapping[str, Any], sql: bool) -> str:
         lines.append("   what to do:")
         lines += [_wrap(f"- {remedy}", indent=7, first=5) for remedy in cause["remedy"]]
         blocks.append("\n".join(lines))
-    return "Causes\n" + "\n\n".join(blocks) if blocks else ""
+    return "Causes\n" + tentative(verdict) + "\n\n".join(blocks) if blocks else ""
 
 
 def _excluded(verdict: Mapping[str, Any]) -> str:

@@ -50,6 +50,13 @@ def share_words(cause: Mapping[str, Any], asked: str) -> str:
     return f"{'no share' if share is None else percent(share)} of the {quantile_name(asked)} change"
 
 
+def tentative(verdict: Mapping[str, Any]) -> str:
+    """A warning above causes that stand beside a change which is not established; else nothing."""
+    if verdict["status"] == "explained" or not verdict["causes"]:
+        return ""
+    return "Tentative: the change itself is not established.\n\n"
+
+
 def quantile_name(q: str) -> str:
     """'0.99' -> 'P99', '0.999' -> 'P99.9'."""
     return "P" + format(float(q) * 100, "g")
