@@ -98,7 +98,6 @@ def _calm_garbage_collector() -> None:
     A decoded batch is tens of thousands of objects that die at once and by themselves; looking for cycles among them, and
     among all modules again each time, took up to a tenth of ingest's CPU.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 

@@ -6,6 +6,7 @@ A line on stdin is a store's path and a free port's number; the answer on stdout
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def main() -> None:
     """Fork on every line until stdin ends; children that ended are reaped by the kernel."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     commands = collector.cli.build()
+    gc.freeze()  # a collection in the child would copy every page that it looks at
     for line in sys.stdin:
         path, port = line.split()
         pid = os.fork()
