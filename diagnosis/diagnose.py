@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from diagnosis import windows
 from diagnosis.judge import judge
 from diagnosis.load import load
 from diagnosis.quantiles import parse_quantile
 from diagnosis.verdict import Verdict
-from engine_probe.errors import BadWindow
+from engine_probe.errors import BadWindow, KvscopeError
 from store.interface import Store, Window
 
 METRICS = ("ttft", "tpot", "e2e")
+LOWEST, HIGHEST, MOST_DIGITS = "0.0001", "0.9999", 16
 
 
 def diagnose(
@@ -69,11 +71,13 @@ def _vantage(store: Store, chosen: windows.Chosen) -> str:
 
 
 def check_quantile(quantile: str) -> None:
-    """Raises BadWindow where the text is no decimal strictly between 0 and 1."""
+    """Raises BadWindow where the text is no decimal from LOWEST to HIGHEST: beyond, no window holds enough requests to judge."""
     try:
-        parse_quantile(quantile)
-        inside = 0.0 < float(quantile) < 1.0
-    except (ValueError, ArithmeticError):
+        inside = Fraction(LOWEST) <= parse_quantile(quantile) <= Fraction(HIGHEST) and len(quantile) <= MOST_DIGITS
+    except (ValueError, ArithmeticError, KvscopeError):
         inside = False
     if not inside:
-        raise BadWindow(f"{quantile!r} is no quantile; give a decimal between 0 and 1, such as 0.99", quantile=quantile)
+        raise BadWindow(
+            f"{quantile!r} is no quantile that can be judged; give a decimal from {LOWEST} to {HIGHEST}, such as 0.99",
+            quantile=quantile,
+        )
