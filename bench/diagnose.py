@@ -3,7 +3,7 @@
 Rows are made here (a queue, shared prefixes, evictions), stored as a probe would send them, and diagnosed. Beside the
 diagnosis stands the bare scan of the same block rows by DuckDB in the same run: the ratio is what can be compared.
 
-Run: `kvscope bench diagnosis` or `python bench/diagnosis.py [requests]`.
+Run: `kvscope bench diagnose` or `python bench/diagnose.py [requests]`.
 """
 
 from __future__ import annotations
