@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from diagnosis import judge
+from diagnosis.attribution import attribute
 from diagnosis.diagnose import diagnose
 from diagnosis.verdict import Verdict
 from engine_probe.schema import table_from_rows
@@ -15,6 +21,14 @@ from store.open import open_store
 from tests.simulate import Rows, Setup, simulate
 
 SMALL = Setup(num_requests=300)
+
+
+@contextmanager
+def few_replicates() -> Iterator[None]:
+    """Attribution draws 40 replicates in place of 200: for tests that look at many verdicts, and at no interval."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "attribute", partial(attribute, replicates=40))
+        yield
 
 
 def runs(changes: Mapping[str, Mapping[str, Any]], setup: Setup = SMALL) -> dict[str, Rows]:

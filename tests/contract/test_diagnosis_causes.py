@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
 from tests.cause_scenarios import SCENARIOS, Pair, names
+from tests.diagnosed import few_replicates
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
 VLLM_OPTIONS = {
@@ -38,6 +40,13 @@ VLLM_OPTIONS = {
 }
 OURS = {"--policy", "--blocks", "--store", "--run"}
 """Options of `kvscope capacity`, which experiments may name."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quickly() -> Iterator[None]:
+    with few_replicates():
+        yield
+
 
 causes = pytest.mark.parametrize("cause", all_causes().values(), ids=list(all_causes()))
 
