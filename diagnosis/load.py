@@ -97,6 +97,8 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     requests = estimate_computed(requests, samples, workers)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
+    if any(w.prefix_caching is not None for w in workers):
+        visible |= {"worker.prefix_caching"}
     return Facts(
         name=name,
         start_s=(bounds.start_ns or origin) / 1e9 - origin / 1e9,

@@ -19,6 +19,9 @@ Precedence, where several rows could claim the same second (first match wins):
 | 13 | decode: stalls after preemption, steps shared with prefills, fuller batches, the rest | `preemption_recompute`, as 4 to 8, `shared_prefill`, `decode_bandwidth`, `own_decode` |
 | 14 | time between phases that no phase owns | `unexplained` |
 
+A request whose first token never came is split like any other, up to its end: given up in the queue it waited (2 to 9), given
+up after it was scheduled it prefilled (10, 11). Where the windows were reweighted to a common mix, what that took away from
+the raw change stands beside these rows in `length_shift` (prompts or answers moved) or `mix_shift` (workloads or tenants).
 Tokens that the baseline's hit rate would have found cached, lost for a reason that no block event tells, stand in
 `reuse_lost`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
 """

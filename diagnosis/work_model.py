@@ -101,6 +101,12 @@ def quiet_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
     return per_token[quiet], running[quiet], gaps.at_s[quiet]
 
 
+def decoding_levels(requests: RequestFacts) -> F64:
+    """How many sequences were decoding, at each quiet gap between tokens; without token times, at the middle of each decode."""
+    _, running, _ = quiet_gaps(requests)
+    return running if len(running) else _mean_gaps(requests)[1]
+
+
 def _slow_factor(base: Facts, suspect: Facts) -> tuple[float | None, float | None, int, str | None]:
     if base.steps is not None and suspect.steps is not None:
         found = _factor_from_steps(base.steps, suspect.steps)

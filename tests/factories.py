@@ -78,6 +78,7 @@ def facts(
     """Facts of a window around these requests."""
     seen = {f"request.{key}" for key, values in requests.numbers.items() if np.isfinite(values).any()}
     seen |= {"request.token_ns"} if requests.gaps is not None else set()
+    seen |= {"worker.prefix_caching"} if any(w.prefix_caching is not None for w in workers) else set()
     seen |= {"step"} if steps is not None else set()
     seen |= {"block.evicted"} if blocks is not None else set()
     seen |= {f"request.{key}" for key in ("tenant", "workload") if any(word for word in getattr(requests, key))}

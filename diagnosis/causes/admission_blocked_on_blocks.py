@@ -28,8 +28,8 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
 
     Remedy:
     - vLLM: raise --gpu-memory-utilization or --num-gpu-blocks-override, or store KV smaller with --kv-cache-dtype fp8
-    - vLLM: lower --max-model-len or --max-num-seqs if few requests need them, so that admission is decided earlier and preemption rarer
-    - vLLM: add workers, or a host tier with --kv-offloading-size, so that idle prefixes need no device blocks
+    - vLLM: --max-num-seqs no higher than what the pool can hold avoids preemptions (it does not shorten this wait)
+    - fleet: add workers; a host tier for evicted prefixes does not help, for what waits needs room to run
     - application: shorter prompts (history growth, RAG top-k, template diet) and lower max_tokens hold fewer blocks for less time
 
     Experiment: run the same traffic with 1.5 times the KV blocks; waiting on blocks should vanish, waiting for seats would stay.

@@ -22,7 +22,7 @@ def cold_start(case: Case) -> Claim | Excluded | None:
     Remedy:
     - fleet: send one request a prefix to a new worker before it takes traffic
     - router: give a new worker its share slowly
-    - vLLM: a shared tier (--kv-offloading-size, a connector) lets a new worker load what others computed
+    - vLLM: a tier that workers share (a connector in --kv-transfer-config) lets a new worker load what others computed
 
     Experiment: restart one worker with warming and one without; only the first minute may differ.
     """
@@ -33,7 +33,7 @@ def cold_start(case: Case) -> Claim | Excluded | None:
     spent = case.suspect_ledger.column("cold_start")
     if not (spent > 0).any():
         return Excluded(
-            f"{number(len(starts))} starts or resets, but the requests after them missed no more than later ones"
+            f"starts or resets: {number(len(starts))}, but the requests after them missed no more than later ones"
         )
     window = bounds(case, facts)
     where = case.sql_where(Window((window.start_ns or 0) - MARKS_BEFORE_NS, window.end_ns, window.run_id), "at_ns")
@@ -41,7 +41,7 @@ def cold_start(case: Case) -> Claim | Excluded | None:
     return Claim(
         [
             Evidence(
-                f"{number(len(starts))} starts or resets in or just before the {case.suspect_word}, the first: {first.mark} of "
+                f"starts or resets in or just before the {case.suspect_word}: {number(len(starts))}, the first {first.mark} of "
                 f"{first.subject or 'a worker'} ({first.text or 'no text'})",
                 float(len(starts)),
                 "marks",

@@ -8,7 +8,7 @@ from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.facts import Facts
 from diagnosis.wording import number, seconds
-from diagnosis.work_model import quiet_gaps
+from diagnosis.work_model import decoding_levels
 
 
 @cause("decode_bandwidth", needs=("request.token_ns|step.decode_tokens|request.decode_s",), rows=("decode_bandwidth",))
@@ -56,11 +56,11 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
 
 
 def _typical_running(facts: Facts) -> float | None:
-    """Sequences in a batch in the median: of steps that ran any, else at the gaps between tokens."""
+    """Sequences in a batch in the median: of steps that ran any, else as the requests' own times tell."""
     found = _from_steps(facts)
     if found is not None:
         return found
-    _, running, _ = quiet_gaps(facts.requests)
+    running = decoding_levels(facts.requests)
     return float(np.median(running)) if len(running) else None
 
 

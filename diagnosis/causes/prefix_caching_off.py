@@ -10,7 +10,7 @@ from diagnosis.wording import number, percent
 
 @cause(
     "prefix_caching_off",
-    needs=("request.cached_tokens|sample.prefix_queries_tokens_total|request.prompt_tokens",),
+    needs=("request.cached_tokens|sample.prefix_queries_tokens_total|worker.prefix_caching",),
     rows=("prefix_caching_off",),
 )
 def prefix_caching_off(case: Case) -> Claim | Excluded | None:

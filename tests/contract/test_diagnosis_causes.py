@@ -29,6 +29,7 @@ VLLM_OPTIONS = {
     "--gpu-memory-utilization",
     "--kv-cache-dtype",
     "--kv-offloading-size",
+    "--kv-transfer-config",
     "--long-prefill-token-threshold",
     "--max-model-len",
     "--max-num-batched-tokens",
