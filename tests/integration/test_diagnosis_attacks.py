@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -381,6 +382,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+@cache
 def asked(store: Store, base: str, suspect: str, metric: str) -> Verdict | KvscopeError:
     try:
         return judged(store, base, suspect, metric)
@@ -463,10 +465,13 @@ def test_what_quality_finds(store: Store, name: str, check: str, status: str) ->
 
 def test_a_client_ahead_of_its_time_changes_nothing(store: Store) -> None:
     """Instants of two vantages are never subtracted: the verdict's numbers are those of the client without skew."""
-    base = judged(store, "base", "a_client_an_hour_ahead")
-    assert base.vantage == "client"
-    plain = judged(store, "base", "a_third_without_engine_row")
-    assert base.delta == plain.delta
+    ahead, plain = (
+        asked(store, "base", name, "ttft") for name in ("a_client_an_hour_ahead", "a_third_without_engine_row")
+    )
+    assert isinstance(ahead, Verdict)
+    assert isinstance(plain, Verdict)
+    assert ahead.vantage == "client"
+    assert ahead.delta == plain.delta
 
 
 def _window(count: int, slow: float, name: str) -> Facts:
@@ -484,9 +489,9 @@ def _window(count: int, slow: float, name: str) -> Facts:
     return facts(requests, name=name)
 
 
-@pytest.mark.parametrize(("n_base", "n_suspect"), [(30, 100_000), (100_000, 30)])
+@pytest.mark.parametrize(("n_base", "n_suspect"), [(30, 100_000), (30_000, 30)])
 def test_windows_of_very_different_size(n_base: int, n_suspect: int) -> None:
-    """30 requests against 100,000, three times as slow: the small window decides what can be said, and the mean can be."""
+    """30 requests against 100,000, or 30,000 against 30, three times as slow: the small window decides what can be said, and the mean can be."""
     chosen = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
     verdict = judge(_window(n_base, 1.0, "baseline"), _window(n_suspect, 3.0, "suspect"), chosen, "ttft", "0.99")
     assert verdict.n == {"baseline": n_base, "suspect": n_suspect}
