@@ -20,12 +20,18 @@ from diagnosis.verdict import Verdict
 from diagnosis.windows import parse_window
 from engine_probe.errors import BadWindow, DiagnosisError
 from store.interface import Store, Window
-from tests.diagnosed import as_run, runs, shifted, stored, with_client
+from tests.diagnosed import as_run, few_replicates, runs, shifted, stored, with_client
 from tests.simulate import T0_NS, Rows, Setup
 
 HOUR = 3600.0
 LENGTH_S = 30.0
 """Windows are the first 30 s of a run of 200 requests at 5 a second: about 150 requests, the rest lies beyond them."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quickly() -> Iterator[None]:
+    with few_replicates():
+        yield
 
 
 @pytest.fixture(scope="module")

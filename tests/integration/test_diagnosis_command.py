@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Ended
-from tests.diagnosed import runs, shifted, stored, with_client
+from tests.diagnosed import few_replicates, runs, shifted, stored, with_client
 from tests.simulate import Setup
 from tests.unit.test_diagnosis_text import DESIGN_KEYS, OUR_KEYS
 
@@ -18,10 +18,16 @@ Run = Callable[..., Ended]
 LIVE_START = "2026-05-28T20:26:40Z"  # the simulated engine's T0
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quickly() -> Iterator[None]:
+    with few_replicates():
+        yield
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with three runs and some live requests; nobody holds it open."""
-    simulated = runs({"base": {}, "quiet": {"seed": 2}, "off": {"caching": False}}, Setup(num_requests=200))
+    simulated = runs({"base": {}, "quiet": {"seed": 2}, "off": {"caching": False}}, Setup(num_requests=200, output_tokens=(8, 32)))
     simulated["base"] = with_client(simulated["base"])
     live = {kind: [{**row, "run_id": None} for row in rows] for kind, rows in shifted(simulated["quiet"], 60.0).items()}
     file = tmp_path_factory.mktemp("command") / "store.duckdb"
