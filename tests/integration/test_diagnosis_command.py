@@ -27,7 +27,9 @@ def _quickly() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with three runs and some live requests; nobody holds it open."""
-    simulated = runs({"base": {}, "quiet": {"seed": 2}, "off": {"caching": False}}, Setup(num_requests=200, output_tokens=(8, 32)))
+    simulated = runs(
+        {"base": {}, "quiet": {"seed": 2}, "off": {"caching": False}}, Setup(num_requests=200, output_tokens=(8, 32))
+    )
     simulated["base"] = with_client(simulated["base"])
     live = {kind: [{**row, "run_id": None} for row in rows] for kind, rows in shifted(simulated["quiet"], 60.0).items()}
     file = tmp_path_factory.mktemp("command") / "store.duckdb"
