@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine_probe.sink import Sink
     from store.interface import Store
 
-ENGINES: Final = ("vllm",)
 SHOWN_COUNTERS: Final = (
     "requests_finished_total",
     "prompt_tokens_total",
@@ -82,13 +81,13 @@ def register(app: typer.Typer) -> None:
         json: JsonOption = False,
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
+        from engine_probe.adapters.registry import adapter
         from engine_probe.attach.fetch import trust
         from engine_probe.attach.names import source_name
         from engine_probe.attach.salt import default_path, read_salt
         from engine_probe.attach.session import AttachOptions, AttachSession
 
-        if engine not in ENGINES:
-            raise UsageError(f"{engine!r} cannot be attached to; this release knows: {', '.join(ENGINES)}.")
+        adapter(engine)  # a name that nobody knows is refused before anything is opened
         if to is not None and store is not None:
             raise UsageError("Give --to (a collector) or --store (a store), not both.")
         if kv_replay is not None and kv_events is None:
@@ -97,6 +96,7 @@ def register(app: typer.Typer) -> None:
             raise UsageError(f"The log {log} does not exist. Start the engine with its output going there.")
         options = AttachOptions(
             url=url,
+            engine=engine,
             salt=read_salt(salt_file or default_path()),
             worker=worker,
             interval_s=_seconds("--interval", interval),

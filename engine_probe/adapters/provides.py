@@ -39,9 +39,9 @@ def names(text: str) -> frozenset[str]:
 
 def declared() -> tuple[Provides, ...]:
     """Every declaration, in the order of the docs table."""
-    from engine_probe.adapters import vllm_provides
+    from engine_probe.adapters.registry import adapters
 
-    return vllm_provides.PROVIDES
+    return tuple(one for each in adapters() for one in each.provides)
 
 
 def visible(engine: str, sources: Sequence[str]) -> frozenset[str]:

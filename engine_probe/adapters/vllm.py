@@ -8,15 +8,16 @@ fall, and `deltas` is how to difference them. Source: reference sections 3, 4.3 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from engine_probe.adapters.prometheus import MAX_REMEMBERED_SERIES, Page, Series
+from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, Surroundings, cards
+from engine_probe.adapters.metric_names import SUFFIXES, MetricNames
+from engine_probe.adapters.prometheus import Page
+from engine_probe.adapters.vllm_provides import PROVIDES
 
 ENGINE: Final = "vllm"
-DROPPED_PREFIXES: Final = ("python_", "http_")
-"""Series of the interpreter and of the web framework on the same page: they say nothing about the engine."""
+PLUGIN_INFO: Final = "kvscope_plugin_info"
 
 CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "requests_running": ("num_requests_running",),
@@ -65,48 +66,11 @@ HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Families exposed as `_bucket` (with `le`), `_sum` and `_count`; canonical family -> wire families, newest first."""
 
-_SUFFIXES = ("_bucket", "_sum", "_count")
-_RENAMED = re.compile(r"(?P<name>[^{]+)(?:\{(?P<label>\w+)=(?P<values>[^}]+)\})?")
-_ROUTE_PREFIX = re.compile(r"(?:chatcmpl|cmpl)-")
-
-
-def _rules() -> dict[str, list[tuple[str, str | None, frozenset[str], tuple[str, ...]]]]:
-    """Wire name -> (canonical name, label, its values, newer wire names that shadow it)."""
-    rules: dict[str, list[tuple[str, str | None, frozenset[str], tuple[str, ...]]]] = {}
-
-    def add(wire: str, canonical: str, label: str | None, values: frozenset[str], newer: Sequence[str]) -> None:
-        rules.setdefault(wire, []).append((canonical, label, values, tuple(newer)))
-
-    for canonical, wires in CANONICAL.items():
-        newer: list[str] = []
-        for wire in wires:
-            match = _RENAMED.fullmatch(wire)
-            assert match is not None
-            values = frozenset((match["values"] or "").split("|"))
-            add(match["name"], canonical, match["label"], values, newer)
-            newer.append(match["name"])
-    for canonical, wires in HISTOGRAMS.items():
-        for suffix in _SUFFIXES:
-            for position, wire in enumerate(wires):
-                add(wire + suffix, canonical + suffix, None, frozenset(), [name + suffix for name in wires[:position]])
-    return rules
-
-
-_RULES: Final = _rules()
-
-
-def detect(page: Page) -> str | None:
-    """Who made this page: `vllm`, `vllm_router` (production-stack: `vllm:` names with label `server`), or None."""
-    routed = False
-    for sample in page.samples:
-        series = sample.series
-        if series.name.startswith(("vllm:", "vllm_")):
-            if "engine" in series.labels or series.name[5:] == "cache_config_info":
-                return ENGINE
-            routed = routed or "server" in series.labels
-            if "server" not in series.labels and series.name[5:] in _RULES:
-                return ENGINE
-    return "vllm_router" if routed else None
+KNOWN: Final = frozenset(
+    [wire.partition("{")[0] for wires in CANONICAL.values() for wire in wires]
+    + [wire + suffix for wires in HISTOGRAMS.values() for wire in wires for suffix in SUFFIXES]
+)
+"""Wire names without prefix that are vLLM's own."""
 
 
 def worker_name(worker: str, rank: int | str | None) -> str:
@@ -126,71 +90,67 @@ def normalise_request_id(engine_id: str) -> str:
     return engine_id.removeprefix("chatcmpl-")
 
 
-class SampleMapper:
-    """Turns pages of one instance into `sample` rows; remembers each series' mapping from page to page."""
+def worker_of(worker: str | None, labels: Mapping[str, str]) -> str | None:
+    """The rank that a series speaks of."""
+    return None if worker is None else worker_name(worker, labels.get("engine"))
 
-    def __init__(self, worker: str | None, *, drop_prefixes: tuple[str, ...] = DROPPED_PREFIXES) -> None:
-        self._worker = worker
-        self._drop_prefixes = drop_prefixes
-        self._mapped: dict[Series, tuple[str, Mapping[str, str], str | None] | None] = {}
-        self._label_sets: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
-        self._names: frozenset[str] = frozenset()
-        self._role: str | None = None
 
-    def rows(self, page: Page, at_ns: int) -> list[tuple[str | None, int, str, Mapping[str, str], float]]:
-        """(worker, at_ns, name, labels, value) of every sample kept; NaN (no value yet) is left out, infinities too.
+NAMES: Final = MetricNames(ENGINE, ("vllm:", "vllm_"), CANONICAL, HISTOGRAMS, worker_of=worker_of)
 
-        The labels of one series are the same object in every page (the thinner keys on it).
-        """
-        names = frozenset(page.names())
-        if names != self._names or len(self._mapped) > 4 * len(page.samples):
-            self._names, self._role = names, detect(page)
-            self._mapped.clear()
-        rows = []
-        for series, value, stated_ns in page.samples:
-            if series not in self._mapped:
-                self._mapped[series] = self._map(series)
-            mapped = self._mapped[series]
-            if mapped is not None and -1e308 <= value <= 1e308:
-                name, labels, worker = mapped
-                rows.append((worker, at_ns if stated_ns is None else stated_ns, name, labels, value))
-        return rows
 
-    def _map(self, series: Series) -> tuple[str, Mapping[str, str], str | None] | None:
-        name = series.name
-        if name.startswith(self._drop_prefixes) or self._is_created(name):
-            return None
-        labels: Mapping[str, str] = series.labels
-        worker = self._worker
-        canonical = name
-        if name.startswith(("vllm:", "vllm_")):
-            canonical = "vllm:" + name[5:]
-            if "server" in labels and "engine" not in labels and self._role == "vllm_router":
-                # What a router believes of its servers is never the servers' own number.
-                canonical = "router_load" if name[5:] == "num_requests_running" else canonical
-                worker = labels["server"]
-            else:
-                canonical = self._canonical(name[5:], labels) or canonical
-                if worker is not None:
-                    worker = worker_name(worker, labels.get("engine"))
-        if canonical != name:
-            labels = {**labels, "wire": name}
-        if len(self._label_sets) > MAX_REMEMBERED_SERIES:
-            self._label_sets.clear()
-        return canonical, self._label_sets.setdefault(tuple(labels.items()), labels), worker
+class VllmAdapter(Adapter):
+    """vLLM, one API server with one or more data-parallel ranks."""
 
-    def _canonical(self, wire: str, labels: Mapping[str, str]) -> str | None:
-        for canonical, label, values, newer in _RULES.get(wire, ()):
-            if any(prefix + name in self._names for name in newer for prefix in ("vllm:", "vllm_")):
-                continue
-            if label is None or labels.get(label) in values:
-                return canonical
-        return None
+    engine = ENGINE
+    title = "vLLM"
+    tables = (NAMES,)
+    provides = PROVIDES
+    guide = "docs/attach-vllm.md"
 
-    def _is_created(self, name: str) -> bool:
-        """`x_created` beside the family x is prometheus_client's creation time, not a measurement."""
-        base = name.removesuffix("_created")
-        return base != name and any(base + suffix in self._names for suffix in ("", "_total", *_SUFFIXES))
+    def recognises(self, page: Page) -> bool:
+        return any(
+            wire is not None
+            and ("engine" in series.labels or wire == "cache_config_info" or "server" not in series.labels)
+            and (wire in KNOWN or wire == "cache_config_info")
+            for series, _, _ in page.samples
+            for wire in (NAMES.bare(series.name),)
+        )
+
+    def discover(self, client: Client, page: Page) -> Discovery:
+        version, sources = client.json("/version"), client.json("/kv_event_sources")
+        models = cards(client.json("/v1/models"))
+        contexts = [card["max_model_len"] for card in models if isinstance(card.get("max_model_len"), int)]
+        configs = cache_config(page)
+        return Discovery(
+            version=str(version["version"]) if isinstance(version, dict) and "version" in version else None,
+            models=[card["id"] for card in models if card.get("parent") is None],
+            max_context=contexts[0] if contexts else None,
+            kv_sources=sources if isinstance(sources, dict) else None,
+            series=frozenset(page.names()),
+            ranks=sorted(configs, key=lambda rank: (len(rank), rank)),
+            prefix_caching=next((cache_config_facts(labels)["prefix_caching"] for labels in configs.values()), None),
+            plugin_worker=_plugin_worker(page),
+        )
+
+    def facts(self, page: Page, seen: Discovery) -> dict[str, dict[str, Any]]:
+        common = {key: value for key, value in self.common_facts(seen).items() if value is not None}
+        if len(seen.ranks) > 1:
+            common["dp"] = len(seen.ranks)
+        configs = cache_config(page)
+        if not configs:
+            return {"0": {**common, "flags": {}}}
+        return {
+            rank: cache_config_facts(labels, max(len(seen.ranks), len(configs))) | common
+            for rank, labels in configs.items()
+        }
+
+    def rank_worker(self, worker: str, rank: str) -> str:
+        return worker_name(worker, rank)
+
+    def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
+        from engine_probe.adapters.vllm_sight import describe
+
+        return [self.metrics_line(seen, around), *describe(seen, around)]
 
 
 def cache_config(page: Page) -> dict[str, Mapping[str, str]]:
@@ -226,18 +186,12 @@ def cache_config_facts(labels: Mapping[str, str], num_ranks: int = 1) -> dict[st
     return facts
 
 
-def deltas(values: Iterable[float]) -> list[float]:
-    """Increments of a counter between neighbouring scrapes; a fall is a restart, after which it counts from 0.
-
-    [5, 8, 2] -> [3, 2]. n values give n - 1 increments, none of them negative.
-    """
-    out: list[float] = []
-    previous: float | None = None
-    for value in values:
-        if previous is not None:
-            out.append(value - previous if value >= previous else value)
-        previous = value
-    return out
+def _plugin_worker(page: Page) -> str | None:
+    """The name under which the plugin inside the engine reports; it tells that of one rank, `worker_name(base, rank)`."""
+    told = [s.series.labels for s in page.samples if s.series.name == PLUGIN_INFO]
+    first: Mapping[str, str] = min(told, key=lambda labels: labels.get("engine", ""), default={})
+    worker = first.get("worker")
+    return None if worker is None else worker.removesuffix(worker_name("", first.get("engine")))
 
 
 def _integer(text: str | None) -> int | None:

@@ -65,32 +65,30 @@ class EngineClient:
     def close(self) -> None:
         self._client.close()
 
-    def metrics(self) -> tuple[bytes, str | None]:
-        """Body and content type of /metrics."""
-        response = self._get("/metrics")
+    def metrics(self, path: str = "/metrics", *, hint: str = "") -> tuple[bytes, str | None]:
+        """Body and content type of a page. `hint`: what to do where the server has no such page."""
+        response = self._get(path)
+        url = self.url + path
         if response.status_code in (401, 403):
             raise UsageError(
-                f"{self.url}/metrics answers {response.status_code}: it wants a key. Give it with --engine-key or "
+                f"{url} answers {response.status_code}: it wants a key. Give it with --engine-key or "
                 "KVSCOPE_ENGINE_KEY.",
                 url=self.url,
             )
-        if response.status_code == 404:
-            raise UnknownFormat(
-                f"{self.url} answers, but has no /metrics. Is this the engine's HTTP port? "
-                "(llama-server needs --metrics, SGLang --enable-metrics.)",
-                url=self.url,
-            )
+        if response.status_code in (404, 501):
+            what = hint or "Is this the engine's HTTP port? (llama-server needs --metrics, SGLang --enable-metrics.)"
+            raise UnknownFormat(f"{self.url} answers, but has no {path}. {what}", url=self.url)
         if 300 <= response.status_code < 400:
             target = response.headers.get("location", "elsewhere")
-            raise UnknownFormat(f"{self.url}/metrics redirects to {target}; give that address instead.", url=self.url)
+            raise UnknownFormat(f"{url} redirects to {target}; give that address instead.", url=self.url)
         if response.status_code >= 500:
             raise EngineUnreachable(
-                f"{self.url}/metrics answers {response.status_code}: the server is up, but its engine may not be.",
+                f"{url} answers {response.status_code}: the server is up, but its engine may not be.",
                 url=self.url,
                 is_timeout=False,
             )
         if response.status_code != 200:
-            raise UnknownFormat(f"{self.url}/metrics answers {response.status_code}; expected 200.", url=self.url)
+            raise UnknownFormat(f"{url} answers {response.status_code}; expected 200.", url=self.url)
         return response.content, response.headers.get("content-type")
 
     def json(self, path: str) -> Any:

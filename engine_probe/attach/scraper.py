@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from engine_probe.adapters.adapter import Adapter, Discovery
 from engine_probe.adapters.facts import WorkerFacts
+from engine_probe.adapters.metric_names import SampleMapper
 from engine_probe.adapters.prometheus import Page, PageParser
+from engine_probe.adapters.registry import recognise
 from engine_probe.adapters.thinning import Row, Thinner
-from engine_probe.adapters.vllm import SampleMapper, cache_config, cache_config_facts, detect, worker_name
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.funnel import Funnel
 from engine_probe.attach.life import Lives
@@ -30,29 +31,15 @@ if TYPE_CHECKING:
 COUNTERS: Final = frozenset(name for name in CANONICAL_SAMPLES if name.endswith("_total"))
 PROCESS_START: Final = "process_start_time_seconds"
 PLUGIN_DELAY_S: Final = 1.0  # the plugin's flush interval, and time for the write
-PLUGIN_INFO: Final = "kvscope_plugin_info"
 _PROCESS_START_LINE = re.compile(rb"^process_start_time_seconds (\S+)$", re.MULTILINE)
 
 
-@dataclass(slots=True)
-class Discovery:
-    """What the engine's endpoints told at its last start. Null and empty are unknown or off."""
-
-    version: str | None = None
-    models: list[str] = field(default_factory=list)
-    max_context: int | None = None
-    kv_sources: Mapping[str, Any] | None = None
-    series: frozenset[str] = frozenset()
-    ranks: list[str] = field(default_factory=list)
-    prefix_caching: bool | None = None
-    plugin_worker: str | None = None
-
-
 class Scraper:
-    """Scrapes one vLLM instance. Not thread-safe: one thread calls `connect`, `scrape` and `finish`."""
+    """Scrapes one engine instance. Not thread-safe: one thread calls `connect`, `scrape` and `finish`."""
 
     def __init__(
         self,
+        adapter: Adapter,
         client: EngineClient,
         funnel: Funnel,
         worker: str | None,
@@ -60,6 +47,7 @@ class Scraper:
         log_facts: Callable[[], Mapping[str, Any]] = dict,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
+        self.adapter = adapter
         self._client = client
         self._funnel = funnel
         self._given_worker = worker
@@ -74,6 +62,7 @@ class Scraper:
         self.scrapes = 0
         self.failures = 0
         self.last_error: str | None = None
+        self.poll_errors: dict[str, str] = {}
 
     @property
     def worker(self) -> str:
@@ -88,13 +77,13 @@ class Scraper:
     def connect(self) -> None:
         """The first scrape: find out who answers and what it shows.
 
-        Raises EngineUnreachable (nobody answers), UnknownFormat (it is not vLLM), UsageError (key).
+        Raises EngineUnreachable (nobody answers), UnknownFormat (it is another engine), UsageError (key).
         """
         at_ns = self._clock()
         page = self._page()
-        self._check_is_vllm(page)
-        self._discover(page)
-        self._mapper = SampleMapper(self.worker)
+        self._check(page)
+        self.discovery = self.adapter.discover(self._client, page)
+        self._mapper = SampleMapper(self.worker, self.adapter.tables)
         self._lives = Lives(self.worker)
         self._take(page, at_ns)
 
@@ -103,7 +92,7 @@ class Scraper:
         at_ns = self._clock()
         try:
             page = self._page()
-            self._check_is_vllm(page)
+            self._check(page)
         except KvscopeError as error:
             self.failures += 1
             self.last_error = error.message
@@ -121,8 +110,7 @@ class Scraper:
         self._funnel.put_rows("mark", self.lives.end(self._clock()))
 
     def _page(self) -> Page:
-        body, content_type = self._client.metrics()
-        return self._parser.parse(body, content_type)
+        return self.adapter.page(self._client, self._parser)
 
     def _take(self, page: Page, at_ns: int) -> None:
         assert self._mapper is not None
@@ -139,82 +127,52 @@ class Scraper:
         self.lives.plugin_delay_s = PLUGIN_DELAY_S if self.discovery.plugin_worker is not None else None
         marks = self.lives.seen(counters, start_s, at_ns)
         if self.lives.restarts != restarts or (not was_up and self.scrapes > 1):
-            self._discover(page)
+            self.discovery = self.adapter.discover(self._client, page)
         self._funnel.put({"sample": sample_table(self._thinner.thin(rows))})
         self._funnel.put_rows("mark", marks)
         self._worker_facts(page, at_ns)
+        self._poll(at_ns)
 
     def _worker_facts(self, page: Page, at_ns: int) -> None:
         """What the page says of each rank goes before what the log says of all."""
-        seen, told = self.discovery, self._log_facts()
-        for rank, labels in (cache_config(page) or {"0": {}}).items():
-            facts = {
-                "engine_version": seen.version,
-                "model": seen.models[0] if seen.models else None,
-                "max_context": seen.max_context,
-                "dp": len(seen.ranks) if len(seen.ranks) > 1 else None,
-            }
-            page_facts = cache_config_facts(labels, max(len(seen.ranks), 1))
-            merged = {
-                **told,
-                **{k: v for k, v in (page_facts | {k: v for k, v in facts.items() if v}).items() if v is not None},
-            }
-            merged["flags"] = {**told.get("flags", {}), **page_facts["flags"]}
-            for kind, rows in self._facts.observe(worker_name(self.worker, rank), merged, at_ns).items():
+        told = self._log_facts()
+        for rank, facts in self.adapter.facts(page, self.discovery).items():
+            merged = {**told, **{key: value for key, value in facts.items() if value is not None}}
+            merged["flags"] = {**told.get("flags", {}), **facts.get("flags", {})}
+            name = self.adapter.rank_worker(self.worker, rank)
+            for kind, rows in self._facts.observe(name, merged, at_ns).items():
                 self._funnel.put_rows(kind, rows)
 
-    def _discover(self, page: Page) -> None:
-        version = self._client.json("/version")
-        models = self._client.json("/v1/models")
-        sources = self._client.json("/kv_event_sources")
-        cards = [card for card in _list(models, "data") if isinstance(card, dict) and isinstance(card.get("id"), str)]
-        contexts = [card["max_model_len"] for card in cards if isinstance(card.get("max_model_len"), int)]
-        configs = cache_config(page)
-        plugin = [s.series.labels for s in page.samples if s.series.name == PLUGIN_INFO]
-        first: Mapping[str, str] = min(plugin, key=lambda labels: labels.get("engine", ""), default={})
-        self.discovery = Discovery(
-            version=str(version["version"]) if isinstance(version, dict) and "version" in version else None,
-            models=[card["id"] for card in cards if card.get("parent") is None],
-            max_context=contexts[0] if contexts else None,
-            kv_sources=sources if isinstance(sources, dict) else None,
-            series=frozenset(page.names()),
-            ranks=sorted(configs, key=lambda rank: (len(rank), rank)),
-            prefix_caching=next((cache_config_facts(labels)["prefix_caching"] for labels in configs.values()), None),
-            plugin_worker=_base_worker(first),
-        )
+    def _poll(self, at_ns: int) -> None:
+        """Read the engine's further endpoints. One that does not answer is said once, and asked again."""
+        for poll in self.adapter.polls(self.discovery, self.worker):
+            try:
+                body, _ = self._client.metrics(poll.path)
+                for kind, rows in poll.rows(body, at_ns).items():
+                    self._funnel.put_rows(kind, rows)
+                self.poll_errors.pop(poll.path, None)
+            except KvscopeError as error:
+                self.poll_errors[poll.path] = error.message
 
-    def _check_is_vllm(self, page: Page) -> None:
-        who = detect(page)
-        if who == "vllm":
+    def _check(self, page: Page) -> None:
+        """Raises UnknownFormat where somebody else made the page."""
+        if self.adapter.recognises(page):
             return
-        url = self._client.url
-        if who == "vllm_router":
+        url, title = self._client.url, self.adapter.title
+        other = recognise(page)
+        if other is not None:
             raise UnknownFormat(
-                f"{url} is a router that repeats its engines' numbers. Attach to each engine itself.",
-                url=url,
+                f"{url} is {other.title}, not {title}: use `kvscope attach {other.engine} {url}`.", url=url
             )
         names = page.names()
-        for prefix, engine in (
-            ("sglang:", "SGLang"),
-            ("llamacpp:", "llama-server"),
-            ("trtllm_", "TensorRT-LLM"),
-            ("tgi_", "TGI"),
-        ):
-            if any(name.startswith(prefix) for name in names):
-                raise UnknownFormat(f"{url} is {engine}, not vLLM: `kvscope attach vllm` reads vLLM only.", url=url)
         if "http_requests_total" in names or "python_info" in names:
+            hint = self.adapter.metrics_flag or "its statistics switched on (vLLM: without --disable-log-stats)"
             raise UnknownFormat(
-                f"{url}/metrics has no vLLM numbers. If this is vLLM, start it without --disable-log-stats.", url=url
+                f"{url}/metrics has no {title} numbers. If this is {title}, start it with {hint}.", url=url
             )
         raise UnknownFormat(
-            f"{url}/metrics is a Prometheus page, but not vLLM's. Is this the engine's HTTP port?", url=url
+            f"{url}/metrics is a Prometheus page, but not {title}'s. Is this the engine's HTTP port?", url=url
         )
-
-
-def _base_worker(labels: Mapping[str, str]) -> str | None:
-    """The instance's name: the plugin tells that of one rank, `worker_name(base, rank)`."""
-    worker = labels.get("worker")
-    return None if worker is None else worker.removesuffix(worker_name("", labels.get("engine")))
 
 
 def process_start(client: EngineClient) -> float | None:
@@ -246,8 +204,3 @@ def sample_table(rows: Sequence[Row]) -> pa.Table:
     }
     arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
     return conform("sample", pa.table(arrays, names=list(columns)))
-
-
-def _list(answer: Any, key: str) -> Sequence[Any]:
-    value = answer.get(key) if isinstance(answer, dict) else None
-    return value if isinstance(value, list) else ()

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from engine_probe.adapters.adapter import Surroundings
 from engine_probe.adapters.kv_events import KvEventDecoder
+from engine_probe.adapters.registry import adapter
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.funnel import FLUSH_S, Funnel
 from engine_probe.attach.kv_link import KvEndpoint, endpoints_from_option, endpoints_from_sources
@@ -23,7 +25,6 @@ from engine_probe.attach.kv_reader import KvReader
 from engine_probe.attach.log_tail import LogTail
 from engine_probe.attach.otlp_receiver import OtlpReceiver
 from engine_probe.attach.scraper import Scraper, process_start
-from engine_probe.attach.visibility import describe
 from engine_probe.errors import EngineUnreachable, KvscopeError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class AttachOptions:
 
     url: str
     salt: bytes
+    engine: str = "vllm"
     worker: str | None = None
     interval_s: float = 1.0
     duration_s: float | None = None
@@ -99,7 +101,9 @@ class AttachSession:
         self._funnel = Funnel(sink, clock=clock, flush_s=flush_s)
         self._log = None if options.log is None else LogTail(options.log)
         log_facts: Callable[[], Mapping[str, Any]] = dict if self._log is None else self._log.poll
-        self._scraper = Scraper(self._client, self._funnel, options.worker, log_facts=log_facts, clock=clock)
+        self._scraper = Scraper(
+            adapter(options.engine), self._client, self._funnel, options.worker, log_facts=log_facts, clock=clock
+        )
         self._decoder = KvEventDecoder(options.salt)
         self._kv: KvReader | None = None
         self._kv_links: list[str] = []
@@ -182,8 +186,7 @@ class AttachSession:
         self._tell()
 
     def _tell(self) -> None:
-        lines = describe(
-            self._scraper.discovery,
+        around = Surroundings(
             interval_s=self._options.interval_s,
             kv_links=self._kv_links,
             kv_error=self._kv_error,
@@ -192,6 +195,7 @@ class AttachSession:
             log_path=None if self._options.log is None else str(self._options.log),
             log_error=None if self._log is None else self._log.error,
         )
+        lines = self._scraper.adapter.lines(self._scraper.discovery, around)
         told = [{"subject": line.subject, "seen": line.seen, "text": line.text} for line in lines]
         if told != self._lines:
             self._lines = list(told)

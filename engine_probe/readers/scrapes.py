@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine_probe.adapters import vllm
+from engine_probe.adapters.adapter import Adapter, Discovery
 from engine_probe.adapters.facts import WorkerFacts
-from engine_probe.adapters.prometheus import PageParser
+from engine_probe.adapters.metric_names import SampleMapper
+from engine_probe.adapters.prometheus import Page, PageParser
+from engine_probe.adapters.registry import recognise, tables_for
 from engine_probe.adapters.thinning import Row, Thinner
 from engine_probe.errors import UnknownFormat
 from engine_probe.schema import arrow_schema, table_from_rows
@@ -24,7 +26,8 @@ class ScrapeTarget:
     def __init__(self, worker: str | None) -> None:
         self._worker = worker
         self._parser = PageParser()
-        self._mapper = vllm.SampleMapper(worker)
+        self._mapper: SampleMapper | None = None
+        self._maker: Adapter | None = None
         self._thinner = Thinner()
         self._facts = WorkerFacts()
         self.rows: list[Row] = []
@@ -34,6 +37,8 @@ class ScrapeTarget:
     def take(self, text: str | bytes, at_ns: int) -> None:
         """Add one page. Raises UnknownFormat, naming the page's line."""
         page = self._parser.parse(text)
+        if self._mapper is None:
+            self._maker, self._mapper = recognise(page), SampleMapper(self._worker, tables_for(page))
         mapped = self._mapper.rows(page, at_ns)
         if len({(row[1], row[2], row[0], id(row[3])) for row in mapped}) < len(mapped):
             raise UnknownFormat(
@@ -42,10 +47,17 @@ class ScrapeTarget:
             )
         self.num_read += len(mapped)
         self.rows += self._thinner.thin(mapped)
-        configs = vllm.cache_config(page)
-        for rank, labels in configs.items():
-            name = vllm.worker_name(self._worker or "", rank)
-            for kind, found in self._facts.observe(name, vllm.cache_config_facts(labels, len(configs)), at_ns).items():
+        self._take_facts(page, at_ns)
+
+    def _take_facts(self, page: Page, at_ns: int) -> None:
+        """What the page alone tells of the engine; its other endpoints were not kept."""
+        if self._maker is None:
+            return
+        for rank, facts in self._maker.facts(page, Discovery(series=frozenset(page.names()))).items():
+            if {key for key, value in facts.items() if value is not None} <= {"engine", "flags"}:
+                continue
+            name = self._maker.rank_worker(self._worker or "", rank)
+            for kind, found in self._facts.observe(name, facts, at_ns).items():
                 self.slow[kind] += [{**row, "worker": row["worker"] or None} for row in found]
 
     def finish(self) -> None:

@@ -13,12 +13,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_probe.adapters import vllm
 from engine_probe.adapters.geometry import startup_facts
 from engine_probe.adapters.kv_events import REMOVED_FIELDS, STORED_FIELDS, KvEventDecoder
+from engine_probe.adapters.metric_names import SampleMapper, deltas
 from engine_probe.adapters.otlp import decode_traces
 from engine_probe.adapters.prometheus import PageParser, parse_page
 from engine_probe.adapters.thinning import Row, Thinner
-from engine_probe.adapters.vllm import SampleMapper, deltas, normalise_request_id
+from engine_probe.adapters.vllm import normalise_request_id
 from engine_probe.chain_hash import chain
 from engine_probe.errors import KvscopeError
 from engine_probe.readers.detect import open_source
@@ -134,7 +136,7 @@ def test_pages_of_any_bytes(page: bytes | str) -> None:
         [(s.series.name, dict(s.series.labels), repr(s.value), s.at_ns) for s in p.samples] for p in (first, second)
     ]
     assert told[0] == told[1]
-    SampleMapper("w").rows(first, AT_NS)
+    SampleMapper("w", (vllm.NAMES,)).rows(first, AT_NS)
 
 
 NAMES = st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,8}", fullmatch=True)

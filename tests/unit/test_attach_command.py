@@ -43,7 +43,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sglang", "http://h:1"], "this release knows: vllm"),
+        (["gpt9", "http://h:1"], "it knows: "),
         (["vllm", "http://h:1", "--to", "http://c:1", "--store", "x"], "not both"),
         (["vllm", "http://h:1", "--kv-replay", "tcp://*:1"], "--kv-replay needs --kv-events"),
         (["vllm", "http://h:1", "--log", "/no/such/log"], "does not exist"),

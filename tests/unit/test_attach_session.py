@@ -206,7 +206,7 @@ def test_waiting_can_be_stopped(engine: FakeEngine) -> None:
         ("llamacpp:requests_processing 1\n", "is llama-server, not vLLM"),
         ("node_load1 1\n", "but not vLLM's"),
         ('python_info{version="3"} 1\n', "--disable-log-stats"),
-        ('vllm:num_requests_running{server="http://a"} 1\n', "router that repeats"),
+        ('vllm:num_requests_running{server="http://a"} 1\n', "is vLLM production-stack router, not vLLM"),
         ('{"error": 1}', "JSON"),
         ("what is this", "Line 1"),
     ],

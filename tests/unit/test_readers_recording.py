@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from engine_probe.adapters.vllm import deltas
+from engine_probe.adapters.metric_names import deltas
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
 from engine_probe.readers.detect import open_source

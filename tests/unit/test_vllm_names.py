@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine_probe.adapters import vllm
+from engine_probe.adapters import vllm, vllm_stack
+from engine_probe.adapters.metric_names import SampleMapper, deltas
 from engine_probe.adapters.prometheus import parse_page
+from engine_probe.adapters.registry import adapter, recognise, tables_for
 from engine_probe.events import CANONICAL_SAMPLES
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
@@ -15,7 +17,7 @@ SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
 def mapped(text: str, worker: str | None = "w") -> dict[str, tuple[str | None, dict[str, str], float]]:
     """name -> (worker, labels, value) of a page whose names are distinct."""
-    rows = vllm.SampleMapper(worker).rows(parse_page(text), 7)
+    rows = SampleMapper(worker, (vllm.NAMES,)).rows(parse_page(text), 7)
     assert all(row[1] == 7 for row in rows)
     return {name: (row_worker, dict(labels), value) for row_worker, _, name, labels, value in rows}
 
@@ -80,7 +82,7 @@ def test_aborts_and_errors_are_failures_not_finishes() -> None:
         f'vllm:request_success_total{{engine="0",finished_reason="{reason}"}} {count}\n'
         for reason, count in (("stop", 5), ("length", 7), ("repetition", 1), ("abort", 2), ("error", 3))
     )
-    rows = vllm.SampleMapper("w").rows(parse_page(page), 1)
+    rows = SampleMapper("w", (vllm.NAMES,)).rows(parse_page(page), 1)
     finished = {
         labels["finished_reason"]: value for _, _, name, labels, value in rows if name == "requests_finished_total"
     }
@@ -91,7 +93,7 @@ def test_aborts_and_errors_are_failures_not_finishes() -> None:
 
 def test_only_local_compute_is_computed_tokens() -> None:
     """Of prompt_tokens_by_source one source is canonical, the others keep the wire name."""
-    rows = vllm.SampleMapper("w").rows(
+    rows = SampleMapper("w", (vllm.NAMES,)).rows(
         parse_page(
             'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 6\n'
             'vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 4\n'
@@ -116,7 +118,7 @@ def test_time_per_output_token_changed_its_meaning() -> None:
 
 def test_histograms_keep_le_and_a_histogram_named_like_a_counter_is_one() -> None:
     """`iteration_tokens_total` is a histogram: its parts become step_tokens_bucket, _sum, _count."""
-    rows = vllm.SampleMapper("w").rows(
+    rows = SampleMapper("w", (vllm.NAMES,)).rows(
         parse_page(
             'vllm:iteration_tokens_total_bucket{engine="0",le="8.0"} 4\n'
             'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf"} 5\n'
@@ -152,7 +154,7 @@ def test_nan_and_infinity_say_nothing_and_are_left_out() -> None:
 def test_each_data_parallel_rank_is_a_worker() -> None:
     """Label `engine` is the rank: rank 0 keeps the instance's name, others are named after it."""
     page = 'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
-    rows = vllm.SampleMapper("pod").rows(parse_page(page), 1)
+    rows = SampleMapper("pod", (vllm.NAMES,)).rows(parse_page(page), 1)
     assert [(row[0], row[4]) for row in rows] == [("pod", 1.0), ("pod/dp1", 2.0)]
     assert vllm.worker_name("pod", None) == vllm.worker_name("pod", 0) == "pod"
 
@@ -163,8 +165,11 @@ def test_a_router_that_uses_vllm_names_is_not_an_engine() -> None:
         'vllm:num_requests_running{server="http://a"} 3\nvllm:gpu_prefix_cache_hits_total{server="http://a"} 8\n'
         'vllm:current_qps{server="http://a"} 1\n'
     )
-    assert vllm.detect(page) == "vllm_router"
-    rows = vllm.SampleMapper("router").rows(page, 1)
+    maker = recognise(page)
+    assert maker is not None
+    assert maker.engine == "vllm-stack"
+    assert tables_for(page)[0] is vllm_stack.NAMES
+    rows = SampleMapper("router", tables_for(page)).rows(page, 1)
     assert [(row[0], row[2]) for row in rows] == [
         ("http://a", "router_load"),
         ("http://a", "vllm:gpu_prefix_cache_hits_total"),
@@ -174,15 +179,15 @@ def test_a_router_that_uses_vllm_names_is_not_an_engine() -> None:
 
 def test_engines_are_detected_by_what_they_show() -> None:
     """A vLLM page is one, other engines' pages are not."""
-    assert vllm.detect(parse_page((SAMPLES / "vllm_metrics.synthetic.prom").read_text())) == "vllm"
-    for other in ("sglang", "llamacpp"):
-        assert vllm.detect(parse_page((SAMPLES / f"{other}_metrics.synthetic.prom").read_text())) is None
+    for engine in ("vllm", "sglang", "llamacpp"):
+        page = parse_page((SAMPLES / f"{engine}_metrics.synthetic.prom").read_text())
+        assert adapter("vllm").recognises(page) == (engine == "vllm")
 
 
 def test_the_reference_page_maps_its_known_numbers() -> None:
     """Figures read off the 0.33-like sample by hand."""
     page = parse_page((SAMPLES / "vllm_metrics.synthetic.prom").read_text())
-    rows = vllm.SampleMapper("w").rows(page, 1)
+    rows = SampleMapper("w", (vllm.NAMES,)).rows(page, 1)
     values: dict[str, float] = {}
     for _, _, name, _, value in rows:
         values[name] = values.get(name, 0.0) + value
@@ -198,7 +203,7 @@ def test_the_reference_page_maps_its_known_numbers() -> None:
 
 def test_a_mapper_follows_a_page_that_changes_its_names() -> None:
     """After an upgrade in place the new name appears: the old one gives the canonical name back."""
-    mapper = vllm.SampleMapper("w")
+    mapper = SampleMapper("w", (vllm.NAMES,))
     old = mapper.rows(parse_page('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n'), 1)
     both = mapper.rows(
         parse_page('vllm:gpu_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="0"} 0.6\n'), 2
@@ -242,7 +247,7 @@ def test_cache_config_with_odd_values_is_unknown() -> None:
 )
 def test_a_counter_that_falls_was_restarted(values: list[float], increments: list[float]) -> None:
     """After a restart the counter's value is the increment: never negative, never lost."""
-    assert vllm.deltas(values) == increments
+    assert deltas(values) == increments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One line for each thing worth seeing: whether it is seen, from where, and which flag would show more.
+"""vLLM's lines: whether each thing is seen, from where, and which flag would show more.
 
 Pure: from what was discovered and what was asked for to lines. Flags are the engine's own names.
 """
@@ -6,10 +6,9 @@ Pure: from what was discovered and what was asked for to lines. Flags are the en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from engine_probe.attach.scraper import Discovery
+from engine_probe.adapters.adapter import Discovery, Line, Surroundings
 
 _EVENTS: Final = '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
 EVENTS_FLAG: Final = f"--kv-events-config '{_EVENTS}'"
@@ -17,47 +16,14 @@ PLUGIN_HINT: Final = "install kvscope into the engine's environment and start it
 RESIDENCY: Final = frozenset(("vllm:kv_block_lifetime_seconds_count", "vllm_kv_block_lifetime_seconds_count"))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """`subject` is seen (True), not seen (False), or will be once the engine does its part (None)."""
-
-    subject: str
-    seen: bool | None
-    text: str
-
-    def __str__(self) -> str:
-        word = {True: "seen", False: "not seen", None: "waiting"}[self.seen]
-        return f"{self.subject:<10} {word:<9} {self.text}"
-
-
-def describe(
-    discovery: Discovery,
-    *,
-    interval_s: float,
-    kv_links: Sequence[str],
-    kv_error: str | None,
-    has_replay: bool,
-    otlp_url: str | None,
-    log_path: str | None,
-    log_error: str | None,
-) -> list[Line]:
-    """The lines for one engine, most important first.
-
-    kv_links   how each KV-event endpoint is attached; empty where none is
-    otlp_url   address of our trace receiver, None where there is none
-    """
-    model = ", ".join(discovery.models) or "models unknown (does /v1/models want a key? --engine-key)"
-    version = discovery.version or "of unknown version"
-    metrics = f"vLLM {version} serving {model}; {len(discovery.series)} series every {interval_s:g} s"
-    if len(discovery.ranks) > 1:
-        metrics += f"; {len(discovery.ranks)} data-parallel ranks"
+def describe(seen: Discovery, around: Surroundings) -> list[Line]:
+    """The lines after that of the metrics, most important first."""
     return [
-        Line("metrics", True, metrics),
-        _requests(discovery, otlp_url),
-        _steps(discovery),
-        _blocks(discovery, kv_links, kv_error, has_replay),
-        _residency(discovery),
-        _log(log_path, log_error),
+        _requests(seen, around.otlp_url),
+        _steps(seen),
+        _blocks(seen, around.kv_links, around.kv_error, around.has_replay),
+        _residency(seen),
+        _log(around.log_path, around.log_error),
     ]
 
 

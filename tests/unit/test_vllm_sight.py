@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_probe.attach.scraper import Discovery
-from engine_probe.attach.visibility import describe
+from engine_probe.adapters.adapter import Discovery, Surroundings
+from engine_probe.adapters.registry import adapter
 
-BARE = Discovery(version="0.32.0", models=["tiny"], kv_sources={}, prefix_caching=True, ranks=["0"])
+BARE = Discovery(
+    series=frozenset({"vllm:num_requests_running"}),
+    version="0.32.0",
+    models=["tiny"],
+    kv_sources={},
+    prefix_caching=True,
+    ranks=["0"],
+)
 
 
 def lines(discovery: Discovery, **changes: Any) -> dict[str, tuple[bool | None, str]]:
-    facts: dict[str, Any] = {
-        "interval_s": 1.0,
-        "kv_links": [],
-        "kv_error": None,
-        "has_replay": False,
-        "otlp_url": None,
-        "log_path": None,
-        "log_error": None,
-    }
-    return {line.subject: (line.seen, line.text) for line in describe(discovery, **(facts | changes))}
+    told = adapter("vllm").lines(discovery, Surroundings(**changes))
+    return {line.subject: (line.seen, line.text) for line in told}
 
 
 def test_a_bare_engine_is_told_which_flag_shows_more() -> None:
     """Metrics only: every other line names its remedy."""
     told = lines(BARE)
-    assert told["metrics"] == (True, "vLLM 0.32.0 serving tiny; 0 series every 1 s")
+    assert told["metrics"] == (True, "vLLM 0.32.0 serving tiny; 1 series every 1 s")
     assert told["requests"][0] is False
     assert "KVSCOPE_URL" in told["requests"][1]
     assert "--otlp-port" in told["requests"][1]
