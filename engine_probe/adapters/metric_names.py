@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +19,8 @@ from engine_probe.adapters.prometheus import MAX_REMEMBERED_SERIES, Page, Series
 Labels = Mapping[str, str]
 Row = tuple[str | None, int, str, Labels, float]
 """(worker, at_ns, name, labels, value)"""
+_Mapped = tuple[str, Labels, str | None, float]
+"""(name, labels, worker, factor) of a row that a series gives"""
 
 HOST_PREFIXES: Final = ("python_", "http_")
 """Series of the interpreter and of the web framework on an engine's page: they say nothing about the engine."""
@@ -32,11 +34,6 @@ def same_worker(worker: str | None, labels: Labels) -> str | None:
     return worker
 
 
-def keep_all(labels: Labels) -> bool:
-    """No series is a repetition of another one."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class MetricNames:
     """How one engine's page is read.
@@ -44,19 +41,26 @@ class MetricNames:
     prefixes    what its names start with; the first is its own spelling, the others are exporters' (`vllm_` for `vllm:`)
     canonical   canonical sample name -> wire names without prefix, newest first; `name{label=a|b}` takes only those
                 label values, and several series of one wire name then stand under one canonical name
+    also        canonical sample name -> alternatives, newest first, each of wire names whose series add up to it: they
+                are rows of that name too, where all of them stand on the page (hits and misses are the lookups)
     histograms  canonical family -> wire families; their `_bucket` (with `le`), `_sum` and `_count` are renamed
     scales      wire name (family for a histogram) -> factor to the canonical unit; `le` is scaled with it
     worker_of   (instance's name, labels) -> name of the worker that the series speaks of
-    keeps       False for a series that repeats what another one says (a tensor-parallel rank's copy)
+    ranks       labels of ranks that repeat one another: of series that differ in these alone the lowest rank is kept
+    per_rank    endings of names of which each rank has its own part, so that all are kept
+    drops       wire names left out: what they say depends on who else reads the page
     """
 
     engine: str
     prefixes: tuple[str, ...]
     canonical: Mapping[str, tuple[str, ...]]
     histograms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    also: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
     worker_of: Callable[[str | None, Labels], str | None] = same_worker
-    keeps: Callable[[Labels], bool] = keep_all
+    ranks: tuple[str, ...] = ()
+    per_rank: tuple[str, ...] = ()
+    drops: frozenset[str] = frozenset()
 
     def bare(self, name: str) -> str | None:
         """The name without this engine's prefix; None where it is not this engine's."""
@@ -68,30 +72,57 @@ class MetricNames:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One wire name may stand for `canonical`, where the label has one of the values and no newer name is there."""
+    """One wire name may stand for `canonical`, where the label has one of the values, `beside` is there, and of no
+    alternative in `newer` everything is there."""
 
     canonical: str
     label: str | None
     values: frozenset[str]
-    newer: tuple[str, ...]
+    newer: tuple[frozenset[str], ...]
+    beside: frozenset[str] = frozenset()
+
+    def holds(self, labels: Labels, present: frozenset[str]) -> bool:
+        if self.label is not None and labels.get(self.label) not in self.values:
+            return False
+        return self.beside <= present and not any(names <= present for names in self.newer)
 
 
-def _rules(names: MetricNames) -> dict[str, list[_Rule]]:
-    rules: dict[str, list[_Rule]] = {}
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """By wire name: rules of which the first that holds names the series, and those by which it counts elsewhere too."""
+
+    named: dict[str, list[_Rule]]
+    also: dict[str, list[_Rule]]
+
+
+def _rules(names: MetricNames) -> _Rules:
+    rules = _Rules({}, {})
     for canonical, wires in names.canonical.items():
-        newer: list[str] = []
+        newer: list[frozenset[str]] = []
         for wire in wires:
-            match = _RULE.fullmatch(wire)
-            assert match is not None, wire
-            values = frozenset((match["values"] or "").split("|"))
-            rules.setdefault(match["name"], []).append(_Rule(canonical, match["label"], values, tuple(newer)))
-            newer.append(match["name"])
+            name, label, values = _parsed(wire)
+            rules.named.setdefault(name, []).append(_Rule(canonical, label, values, tuple(newer)))
+            newer.append(frozenset((name,)))
     for canonical, wires in names.histograms.items():
         for suffix in SUFFIXES:
             for position, wire in enumerate(wires):
-                before = tuple(name + suffix for name in wires[:position])
-                rules.setdefault(wire + suffix, []).append(_Rule(canonical + suffix, None, frozenset(), before))
+                before = tuple(frozenset((name + suffix,)) for name in wires[:position])
+                rules.named.setdefault(wire + suffix, []).append(_Rule(canonical + suffix, None, frozenset(), before))
+    for canonical, alternatives in names.also.items():
+        newer = []
+        for wires in alternatives:
+            parts = [_parsed(wire) for wire in wires]
+            beside = frozenset(name for name, _, _ in parts)
+            for name, label, values in parts:
+                rules.also.setdefault(name, []).append(_Rule(canonical, label, values, tuple(newer), beside))
+            newer.append(beside)
     return rules
+
+
+def _parsed(wire: str) -> tuple[str, str | None, frozenset[str]]:
+    match = _RULE.fullmatch(wire)
+    assert match is not None, wire
+    return match["name"], match["label"], frozenset((match["values"] or "").split("|"))
 
 
 class SampleMapper:
@@ -110,9 +141,11 @@ class SampleMapper:
             ((prefix, table, rules) for table in tables for rules in (_rules(table),) for prefix in table.prefixes),
             key=lambda one: -len(one[0]),
         )
-        self._mapped: dict[Series, tuple[str, Labels, str | None, float] | None] = {}
+        self._mapped: dict[Series, tuple[_Mapped, ...]] = {}
         self._label_sets: dict[tuple[tuple[str, str], ...], Labels] = {}
         self._names: frozenset[str] = frozenset()
+        self._present: dict[str, frozenset[str]] = {}
+        self._lowest: dict[tuple[str, Hashable], tuple[tuple[int, str], ...]] = {}
 
     def rows(self, page: Page, at_ns: int) -> list[Row]:
         """Every sample kept; NaN (no value yet) is left out, infinities too.
@@ -122,49 +155,67 @@ class SampleMapper:
         names = frozenset(page.names())
         if names != self._names or len(self._mapped) > 4 * len(page.samples):
             self._names = names
+            self._present = {
+                prefix: frozenset(name[len(prefix) :] for name in names if name.startswith(prefix))
+                for prefix, _, _ in self._tables
+            }
             self._mapped.clear()
+        if any(table.ranks for _, table, _ in self._tables) and any(
+            sample.series not in self._mapped for sample in page.samples
+        ):
+            self._survey(page)
         rows = []
         for series, value, stated_ns in page.samples:
             if series not in self._mapped:
                 self._mapped[series] = self._map(series)
-            mapped = self._mapped[series]
-            if mapped is not None and -1e308 <= value <= 1e308:
-                name, labels, worker, scale = mapped
-                rows.append((worker, at_ns if stated_ns is None else stated_ns, name, labels, value * scale))
+            if -1e308 <= value <= 1e308:
+                instant = at_ns if stated_ns is None else stated_ns
+                for name, labels, worker, scale in self._mapped[series]:
+                    rows.append((worker, instant, name, labels, value * scale))
         return rows
 
-    def _map(self, series: Series) -> tuple[str, Labels, str | None, float] | None:
+    def _map(self, series: Series) -> tuple[_Mapped, ...]:
         name, labels, worker, scale = series.name, series.labels, self._worker, 1.0
         if name.startswith(self._drop_prefixes) or self._is_created(name):
-            return None
-        canonical = name
+            return ()
+        found, others = name, []
         for prefix, table, rules in self._tables:
             if not name.startswith(prefix):
                 continue
-            if not table.keeps(labels):
-                return None
             wire = name[len(prefix) :]
+            if wire in table.drops or self._repeats(series, wire, table):
+                return ()
             worker = table.worker_of(worker, labels)
-            found = self._canonical(wire, labels, table, rules)
-            canonical = table.prefixes[0] + wire if found is None else found
-            if found is not None:
+            present = self._present[prefix]
+            first = next((rule for rule in rules.named.get(wire, ()) if rule.holds(labels, present)), None)
+            others = [rule.canonical for rule in rules.also.get(wire, ()) if rule.holds(labels, present)]
+            found = table.prefixes[0] + wire if first is None else first.canonical
+            if first is not None or others:
                 scale, labels = _scaled(wire, labels, table)
             break
-        if canonical != name:
-            labels = {**labels, "wire": name}
         if len(self._label_sets) > MAX_REMEMBERED_SERIES:
             self._label_sets.clear()
-        return canonical, self._label_sets.setdefault(tuple(labels.items()), labels), worker, scale
+        mapped = []
+        for canonical in (found, *others):
+            told = labels if canonical == name else {**labels, "wire": name}
+            mapped.append((canonical, self._label_sets.setdefault(tuple(told.items()), told), worker, scale))
+        return tuple(mapped)
 
-    def _canonical(
-        self, wire: str, labels: Labels, table: MetricNames, rules: Mapping[str, Sequence[_Rule]]
-    ) -> str | None:
-        for rule in rules.get(wire, ()):
-            if any(prefix + name in self._names for name in rule.newer for prefix in table.prefixes):
-                continue
-            if rule.label is None or labels.get(rule.label) in rule.values:
-                return rule.canonical
-        return None
+    def _survey(self, page: Page) -> None:
+        """Which rank is the lowest of those that repeat one another."""
+        self._lowest.clear()
+        self._mapped.clear()
+        for series, _, _ in page.samples:
+            for prefix, table, _ in self._tables:
+                if table.ranks and series.name.startswith(prefix):
+                    key, rank = _rank(series, table)
+                    self._lowest[key] = min(self._lowest.get(key, rank), rank)
+
+    def _repeats(self, series: Series, wire: str, table: MetricNames) -> bool:
+        if not table.ranks or wire.endswith(table.per_rank or ("\0",)):
+            return False
+        key, rank = _rank(series, table)
+        return rank > self._lowest.get(key, rank)
 
     def _is_created(self, name: str) -> bool:
         """`x_created` beside the family x is prometheus_client's creation time, not a measurement."""
@@ -185,6 +236,13 @@ def _scaled(wire: str, labels: Labels, table: MetricNames) -> tuple[float, Label
                 labels = {**labels, "le": f"{float(labels['le']) * factor:.12g}"}
         return (factor if suffix == "_sum" else 1.0), labels
     return 1.0, labels
+
+
+def _rank(series: Series, table: MetricNames) -> tuple[tuple[str, Hashable], tuple[tuple[int, str], ...]]:
+    """What series that repeat one another share, and the rank of this one (numbers by their size)."""
+    rank = tuple((len(text), text) for text in (series.labels.get(label, "") for label in table.ranks))
+    rest = frozenset((key, value) for key, value in series.labels.items() if key not in table.ranks)
+    return (series.name, rest), rank
 
 
 def deltas(values: Iterable[float]) -> list[float]:
