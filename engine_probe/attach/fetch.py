@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -65,9 +65,11 @@ class EngineClient:
     def close(self) -> None:
         self._client.close()
 
-    def metrics(self, path: str = "/metrics", *, hint: str = "") -> tuple[bytes, str | None]:
+    def metrics(
+        self, path: str = "/metrics", *, hint: str = "", method: Literal["GET", "POST"] = "GET"
+    ) -> tuple[bytes, str | None]:
         """Body and content type of a page. `hint`: what to do where the server has no such page."""
-        response = self._get(path)
+        response = self._get(path, method)
         url = self.url + path
         if response.status_code in (401, 403):
             raise UsageError(
@@ -99,10 +101,10 @@ class EngineClient:
         except (ProbeError, msgspec.MsgspecError):
             return None
 
-    def _get(self, path: str) -> httpx.Response:
+    def _get(self, path: str, method: str = "GET") -> httpx.Response:
         url = self.url
         try:
-            with self._client.stream("GET", url + path) as response:
+            with self._client.stream(method, url + path) as response:
                 body = bytearray()
                 for chunk in response.iter_bytes():
                     body += chunk
@@ -119,10 +121,11 @@ class EngineClient:
                 is_timeout=True,
             ) from error
         except httpx.HTTPError as error:
-            raise EngineUnreachable(_why(url, error), url=url, is_timeout=False) from error
+            raise EngineUnreachable(why_unreachable(url, error), url=url, is_timeout=False) from error
 
 
-def _why(url: str, error: httpx.HTTPError) -> str:
+def why_unreachable(url: str, error: Exception) -> str:
+    """One sentence on why there is no connection to `url`, from an error of httpx, of the system or of TLS."""
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
