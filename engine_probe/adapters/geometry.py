@@ -98,8 +98,8 @@ class StartupLog:
         self.facts: dict[str, Any] = {"engine": "vllm"}
         self.flags: dict[str, str] = {}
 
-    def feed(self, line: str) -> None:
-        """Take in one line of the engine's output."""
+    def feed(self, line: str) -> dict[str, list[dict[str, Any]]]:
+        """Take in one line of the engine's output. It tells settings only: no rows come of it."""
         if len(line) > MAX_LINE_CHARS:
             line = line[:MAX_LINE_CHARS]
         facts, flags = self.facts, self.flags
@@ -127,6 +127,7 @@ class StartupLog:
             facts["weights_bytes"] = round(float(match["gib"]) * _GIB)
         if (match := _BACKEND.search(line)) is not None and "ttention" in line:
             flags["attention_backend"] = match["backend"]
+        return {}
 
     def worker_facts(self) -> dict[str, Any]:
         """Columns of a `worker` row; `flags` in the engine's own names. Unknown ones are absent."""

@@ -17,6 +17,8 @@ from engine_probe.errors import UsageError
 
 ENGINES: Final[dict[str, str]] = {
     "vllm-stack": "engine_probe.adapters.vllm_stack:VllmStackAdapter",
+    "vllm-router": "engine_probe.adapters.routers:VllmRouterAdapter",
+    "sglang-router": "engine_probe.adapters.routers:SglangRouterAdapter",
     "vllm": "engine_probe.adapters.vllm:VllmAdapter",
 }
 """Name -> module:class, in the order in which a page is shown to them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, Surroundings, cards
+from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, LogReader, Surroundings, cards
 from engine_probe.adapters.metric_names import SUFFIXES, MetricNames
 from engine_probe.adapters.prometheus import Page
 from engine_probe.adapters.vllm_provides import PROVIDES
@@ -146,6 +146,11 @@ class VllmAdapter(Adapter):
 
     def rank_worker(self, worker: str, rank: str) -> str:
         return worker_name(worker, rank)
+
+    def log_reader(self, worker: str) -> LogReader:
+        from engine_probe.adapters.geometry import StartupLog
+
+        return StartupLog()
 
     def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
         from engine_probe.adapters.vllm_sight import describe

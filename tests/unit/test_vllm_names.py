@@ -171,9 +171,9 @@ def test_a_router_that_uses_vllm_names_is_not_an_engine() -> None:
     assert tables_for(page)[0] is vllm_stack.NAMES
     rows = SampleMapper("router", tables_for(page)).rows(page, 1)
     assert [(row[0], row[2]) for row in rows] == [
-        ("http://a", "router_load"),
-        ("http://a", "vllm:gpu_prefix_cache_hits_total"),
-        ("http://a", "vllm:current_qps"),
+        ("a", "router_load"),
+        ("a", "vllm:gpu_prefix_cache_hits_total"),
+        ("a", "vllm:current_qps"),
     ]
 
 
