@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from diagnosis.cause import Case
 from diagnosis.facts import Facts
+from diagnosis.load_requests import SERVED_FIRST, reach
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Window
 from store.lineage import ON_DEVICE
+from store.one_request import one_request_sql
 
 HIT_RATE = "sum(cached_tokens) / sum(prompt_tokens) AS hit_rate"
 NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
-SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
 
 
 def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where: str = "true") -> str | None:
@@ -28,19 +29,17 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
         return None
     window, vantage = case.window_of(facts), facts.requests.vantage
     kept = f"vantage = '{vantage}' AND {case.sql_where(window, 'arrival_ns')} AND {NOT_WARMUP}"
+    rows = "request"
     if facts.requests.num_duplicates:
-        rows = (
-            f"(SELECT DISTINCT ON (request_id, attempt, generation_id, worker, arrival_ns) * FROM request WHERE {kept})"
-        )
-        kept = "true"
-    else:
-        rows = "request"
+        rows, kept = f"({one_request_sql(kept)})", "true"
     borrowed = [name for name, source in sources.items() if source == "engine"]
     if borrowed:
         told = ", ".join(f"coalesce(mine.{name}, theirs.{name}) AS {name}" for name in borrowed)
+        engine = f"vantage = 'engine' AND {case.sql_where(reach(window), 'arrival_ns')}"
+        engine_rows = f"({one_request_sql(engine)})" if facts.requests.engine_merged else f"request WHERE {engine}"
         rows = (
             f"(SELECT mine.* REPLACE ({told}) FROM (SELECT * FROM {rows} WHERE {kept}) mine LEFT JOIN "
-            f"(SELECT * FROM request WHERE vantage = 'engine' AND {case.sql_scope(window)} "
+            f"(SELECT * FROM {engine_rows} "
             f"QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY {SERVED_FIRST}) = 1) theirs USING (request_id))"
         )
         kept = "true"
@@ -50,14 +49,8 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
 
 def median_gap_sql(case: Case, facts: Facts) -> str | None:
     """Median gap between streamed chunks of the window's requests."""
-    where = case.sql_where(case.window_of(facts), "arrival_ns")
-    gaps = "token_gap"
-    if facts.requests.num_duplicates:
-        gaps = "(SELECT DISTINCT ON (request_id, attempt, worker, arrival_ns, ordinal) * FROM token_gap)"
-    return (
-        f"SELECT median(gap_s) AS median_gap_s FROM {gaps} WHERE vantage = '{facts.requests.vantage}' AND {where} "
-        f"AND request_id IN ({request_sql(case, facts, 'request_id')})"
-    )
+    gaps = request_sql(case, facts, "unnest(token_ns[2:]) - unnest(token_ns[:-2]) AS gap_ns")
+    return f"SELECT median(gap_ns) / 1e9 AS median_gap_s FROM ({gaps}) WHERE gap_ns >= 0"
 
 
 def counter_sql(case: Case, facts: Facts, name: str) -> str:

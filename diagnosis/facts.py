@@ -66,7 +66,9 @@ class RequestFacts:
     num_invalid: int = 0
     """Durations, lengths and counts that could not be (negative, infinite) and are taken as unknown."""
     num_duplicates: int = 0
-    """Rows that were delivered twice and count once."""
+    """Rows that told of a request which another row tells too (sent twice, plugin and spans); merged, each counts once."""
+    engine_merged: bool = False
+    """The engine's rows that were joined in were merged too."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)

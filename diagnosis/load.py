@@ -25,17 +25,22 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
-from diagnosis.load_requests import COLUMNS, estimate_computed, floats, is_warmup, join_vantages, once, seconds_since
+from diagnosis.load_requests import (
+    COLUMNS,
+    SERVED_FIRST,
+    estimate_computed,
+    floats,
+    is_warmup,
+    join_vantages,
+    reach,
+    seconds_since,
+    told_twice,
+)
 from diagnosis.spent import COLD_PERIOD_S
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
-
-SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
-"""Of several engine rows of one request the one that served it: with a first token, of the last attempt, earliest."""
-
-JOIN_REACH_NS = 60_000_000_000
-"""How far from the window the engine's row of a request is looked for: its clock differs, and it arrives there later."""
+from store.one_request import one_requests
 
 STEP_NUMBERS = [
     "num_running",
@@ -58,11 +63,13 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     table = store.rows(
         "request", window, COLUMNS, where="vantage = ?", params=[vantage], order_by="arrival_ns, request_id"
     )
+    delivered = table.num_rows
+    if told_twice(table):
+        table = _merged(store, window, vantage, "arrival_ns, request_id")
+    num_again = delivered - table.num_rows
     warm = is_warmup(table)
     num_warmup = int(warm.sum())
     table = table.filter(pa.array(~warm))
-    delivered = table.num_rows
-    table = once(table)
     if table.num_rows == 0:
         extra = f" ({num_warmup} warm-up requests are left out)" if num_warmup else ""
         raise BadWindow(
@@ -76,16 +83,15 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         window.end_ns if window.end_ns is not None else newest + 1_000_000_000,
         window.run_id,
     )
-    engine = None
+    engine, engine_merged = None, False
     if vantage != "engine":
-        wider = Window(
-            None if window.start_ns is None else window.start_ns - JOIN_REACH_NS,
-            None if window.end_ns is None else window.end_ns + JOIN_REACH_NS,
-            window.run_id,
-        )
+        wider = reach(window)
         engine = store.rows("request", wider, COLUMNS, where="vantage = 'engine'", order_by=SERVED_FIRST)
+        engine_merged = told_twice(engine)
+        if engine_merged:
+            engine = _merged(store, wider, "engine", SERVED_FIRST)
         engine = engine if engine.num_rows else None
-    requests = join_vantages(table, engine, vantage, origin, delivered - table.num_rows)
+    requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
@@ -115,6 +121,11 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         num_unfinished=int((~requests.finished).sum()),
         clock_error_s=_clock_error(marks),
     )
+
+
+def _merged(store: Store, window: Window, vantage: str, order_by: str) -> pa.Table:
+    condition, params = queries.window_sql(window, "arrival_ns")
+    return one_requests(store, f"{condition} AND vantage = ?", [*params, vantage], COLUMNS, order_by=order_by)
 
 
 def _steps(store: Store, window: Window, origin: int, names: Sequence[str | None]) -> StepFacts | None:
@@ -196,7 +207,7 @@ def _lineage(
         return None
     size = sizes.pop()
     by_worker = queries.knows_workers(store, window, vantage)
-    table, misses = queries.lost_blocks(store, window, vantage, size, by_worker)
+    table, misses = queries.lost_blocks(store, window, vantage, size, by_worker, merged=requests.num_duplicates > 0)
     lost = np.zeros(len(requests))
     if table.num_rows:
         position = pc.index_in(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, Gaps, Obj, RequestFacts, WorkerFacts
+from store.interface import Window
 
 NUMBERS = [
     "frontend_s",
@@ -41,6 +42,14 @@ NUMBERS = [
 ]
 
 
+SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
+"""Of several engine rows of one request the one that served it: with a first token, of the last attempt, earliest."""
+
+
+JOIN_REACH_NS = 60_000_000_000
+"""How far from the window the engine's row of a request is looked for: its clock differs, and it arrives there later."""
+
+
 INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "end_ns")
 
 
@@ -63,21 +72,28 @@ def _as_map(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.map_(pa.string(), pa.string()))
 
 
-def once(table: pa.Table) -> pa.Table:
-    """The table without rows that were delivered twice: same request, attempt, generation, worker and arrival.
+def reach(window: Window) -> Window:
+    """Where the engine's rows of the window's requests are looked for."""
+    return Window(
+        None if window.start_ns is None else window.start_ns - JOIN_REACH_NS,
+        None if window.end_ns is None else window.end_ns + JOIN_REACH_NS,
+        window.run_id,
+    )
 
-    Senders without a batch identity deliver at least once; a retry differs in its attempt or at least in its arrival.
-    """
-    if pc.count_distinct(table["request_id"]).as_py() == table.num_rows:
-        return table
-    keys = ["request_id", "attempt", "generation_id", "worker", "arrival_ns"]
-    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
-    first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
-    return table.take(pa.array(np.sort(np.asarray(first))))
+
+def told_twice(table: pa.Table) -> bool:
+    """Whether any request has several rows here: told by plugin and spans, delivered twice, or tried again."""
+    return bool(pc.count_distinct(table["request_id"]).as_py() < table.num_rows)
 
 
 def join_vantages(
-    table: pa.Table, engine: pa.Table | None, vantage: str, origin: int, num_duplicates: int = 0
+    table: pa.Table,
+    engine: pa.Table | None,
+    vantage: str,
+    origin: int,
+    num_duplicates: int = 0,
+    *,
+    engine_merged: bool = False,
 ) -> RequestFacts:
     n = table.num_rows
     instants = {name: seconds_since(table[name], origin) for name in INSTANTS}
@@ -144,6 +160,7 @@ def join_vantages(
         sources=sources,
         num_invalid=invalid,
         num_duplicates=num_duplicates,
+        engine_merged=engine_merged,
     )
 
 

@@ -108,7 +108,11 @@ def _duplicates(facts: Facts) -> Check | None:
     found = facts.requests.num_duplicates
     if found == 0:
         return None
-    return Check("duplicates", "ok", f"{facts.name}: {number(found)} request rows were delivered twice and count once")
+    return Check(
+        "duplicates",
+        "ok",
+        f"{facts.name}: {number(found)} rows told of a request that another row tells too; merged, each counts once",
+    )
 
 
 def _instants(facts: Facts) -> Check | None:

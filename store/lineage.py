@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from store.interface import Store, Window
+from store.one_request import one_request_sql
 
 
 def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list[Any]]:
@@ -39,28 +40,34 @@ def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list
 ON_DEVICE = "coalesce(tier, 'device') = 'device'"
 
 
-def knows_workers(store: Store, window: Window, vantage: str) -> bool:
-    """Whether every request of the window names its worker."""
+def knows_workers(store: Store, window: Window, vantage: str, *, merged: bool = False) -> bool:
+    """Whether every request of the window names its worker. `merged`: several rows may tell of one request."""
     condition, params = window_sql(window, "arrival_ns")
-    told = store.query(
-        f"SELECT bool_and(worker IS NOT NULL) FROM request WHERE {condition} AND vantage = ?", [*params, vantage]
-    )
+    rows = _requests(f"{condition} AND vantage = ?", ("worker",), merged)
+    told = store.query(f"SELECT bool_and(worker IS NOT NULL) FROM {rows}", [*params, vantage])
     return bool(told.column(0)[0].as_py())
 
 
 def lost_blocks(
-    store: Store, window: Window, vantage: str, block_size: int, by_worker: bool, limit: int = 10
+    store: Store,
+    window: Window,
+    vantage: str,
+    block_size: int,
+    by_worker: bool,
+    limit: int = 10,
+    *,
+    merged: bool = False,
 ) -> tuple[pa.Table, pa.Table]:
     """Prompt blocks that were missed although they had been stored before: lost, and computed again.
 
     Answers (by request: request_id, lost blocks; misses of the `limit` blocks lost most often: request_id, worker, block_hash,
     at_ns). A lost block that was asked for again is stored twice, so only blocks stored at least twice can be lost.
     `by_worker`: a block counts only on the worker that served the request (needs rows that know their worker). Blocks are
-    looked up from the run's (or the live store's) whole past, not only from inside the window. Sorted arrays in place of a
-    join in SQL: three times less work over millions of events.
+    looked up from the run's (or the live store's) whole past, not only from inside the window. `merged`: several rows may tell
+    of one request. Sorted arrays in place of a join in SQL: three times less work over millions of events.
     """
     keys, first_ns = _stored_twice(store, window, by_worker)
-    asked = _asked(store, window, vantage, block_size, by_worker)
+    asked = _asked(store, window, vantage, block_size, by_worker, merged)
     lists = asked["missed"].combine_chunks()
     owner = np.repeat(np.arange(len(lists)), np.asarray(pc.fill_null(pc.list_value_length(lists), 0)))
     block = np.asarray(lists.flatten())
@@ -106,16 +113,26 @@ def _stored_twice(store: Store, window: Window, by_worker: bool) -> tuple[NDArra
     return key[starts][twice], np.minimum.reduceat(at[order], starts)[twice]
 
 
-def _asked(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool) -> pa.Table:
+def _asked(store: Store, window: Window, vantage: str, block_size: int, by_worker: bool, merged: bool) -> pa.Table:
     """Requests that name their prompt blocks: request_id, worker, worker_key, at_ns (arrival), missed (list of block hashes)."""
     condition, params = window_sql(window, "arrival_ns")
+    columns = ("request_id", "worker", "arrival_ns", "cached_tokens", "prompt_blocks")
+    rows = _requests(f"{condition} AND vantage = ?", columns, merged)
     worker = "coalesce(worker, '')" if by_worker else "''"
     return store.query(
         f"SELECT request_id, {worker} AS worker, {_worker_key(by_worker)} AS worker_key, arrival_ns AS at_ns, "
-        f"prompt_blocks[cached_tokens // {block_size} + 1:] AS missed FROM request "
-        f"WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL",
+        f"prompt_blocks[cached_tokens // {block_size} + 1:] AS missed FROM {rows} "
+        "WHERE prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL",
         [*params, vantage],
     )
+
+
+def _requests(condition: str, columns: Sequence[str], merged: bool) -> str:
+    """The requests that meet the condition as a relation."""
+    rows = (
+        one_request_sql(condition, columns) if merged else f"SELECT {', '.join(columns)} FROM request WHERE {condition}"
+    )
+    return f"({rows})"
 
 
 def _worker_key(by_worker: bool) -> str:

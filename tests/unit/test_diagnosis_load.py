@@ -12,7 +12,7 @@ import pytest
 
 from diagnosis.facts import Facts
 from diagnosis.load import load
-from diagnosis.load_requests import COLUMNS, floats, join_vantages, once
+from diagnosis.load_requests import COLUMNS, floats, join_vantages, told_twice
 from engine_probe.errors import BadWindow
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window
@@ -61,27 +61,58 @@ def loaded(
     return load(store, window, "suspect", vantage)
 
 
-def test_a_row_that_came_twice_counts_once() -> None:
-    """The same request, attempt, worker and arrival is one delivery; another attempt, arrival or worker is not."""
-    kept = once(
-        table(
-            row("a"),
-            row("a"),
-            row("a", attempt=1),
-            row("a", 1.0),
-            row("a", worker="w1"),
-            row("a", generation_id="g1"),
-            row("b"),
-        )
+def test_ids_that_come_twice_are_noticed() -> None:
+    """Told twice or tried again: both are looked at; where ids are unique nothing is."""
+    assert told_twice(table(row("a"), row("b"), row("a", attempt=1)))
+    assert not told_twice(table(row("a"), row("b")))
+
+
+def test_plugin_and_spans_of_the_same_requests_count_once(store: Store) -> None:
+    """Each of 2 requests is told by the plugin and by a span of another service name: 2 requests that know what either knows."""
+    told = [row(rid, at_s, queue_s=0.05, cached_tokens=64, worker="w0") for rid, at_s in (("a", 0.0), ("b", 1.0))]
+    spans = [
+        row(rid, at_s, queue_s=0.05, prefill_s=0.1, worker="service", labels={"span_id": "1"})
+        for rid, at_s in (("a", 0.0), ("b", 1.0))
+    ]
+    facts = loaded(store, *told, *spans, vantage="engine")
+    assert facts.requests.request_id.tolist() == ["a", "b"]
+    assert facts.requests.num_duplicates == 2
+    assert facts.requests.get("cached_tokens").tolist() == [64.0, 64.0]
+    assert facts.requests.get("prefill_s").tolist() == [0.1, 0.1]
+    assert facts.requests.worker_names == ("w0",)
+
+
+def test_a_request_told_twice_misses_its_blocks_once(store: Store) -> None:
+    """Block 7 was stored, lost and stored again; two requests missed it, one of them told by two rows: 2 misses, not 3."""
+    asked: dict[str, Any] = {"prompt_tokens": 16, "cached_tokens": 0, "prompt_blocks": [7], "worker": "w0"}
+    blocks = [
+        {"worker": "w0", "at_ns": T0 + at_ns, "change": change, "block_hash": 7}
+        for at_ns, change in ((0, "stored"), (NS, "evicted"), (3 * NS, "stored"))
+    ]
+    rows = [row("a", 2.0, **asked), row("a", 2.0, **asked), row("b", 2.5, **asked)]
+    facts = loaded(
+        store,
+        *rows,
+        vantage="engine",
+        block=blocks,
+        worker=[{"worker": "w0", "at_ns": T0, "block_size": 16, "num_blocks": 4}],
     )
-    assert kept["request_id"].to_pylist() == ["a", "a", "a", "a", "a", "b"]
-    assert kept["attempt"].to_pylist() == [None, 1, None, None, None, None]
+    assert facts.lineage is not None
+    assert [block["times"] for block in facts.lineage.worst] == [2]
+    assert facts.lineage.evicted_blocks == 2
 
 
-def test_nothing_is_looked_at_twice_where_ids_are_unique() -> None:
-    """The usual window comes back as it is."""
-    unique = table(row("a"), row("b"))
-    assert once(unique) is unique
+def test_a_clients_row_is_joined_to_all_that_the_engine_told(store: Store) -> None:
+    """The span came first and does not know what was cached; the plugin's row does."""
+    facts = loaded(
+        store,
+        row("a", vantage="client"),
+        row("a", 0.1, queue_s=0.05, prefill_s=0.1, worker="service", labels={"span_id": "1"}),
+        row("a", 0.1, queue_s=0.05, cached_tokens=64, worker="w0"),
+    )
+    assert facts.requests.get("cached_tokens").tolist() == [64.0]
+    assert facts.requests.get("prefill_s").tolist() == [0.1]
+    assert facts.requests.engine_merged
 
 
 def test_what_cannot_be_is_unknown() -> None:
