@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from engine_probe.adapters.metric_names import MetricNames
 from engine_probe.adapters.prometheus import Page, PageParser
 from engine_probe.adapters.provides import Provides
+from engine_probe.sampling import Sampling
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Rows = dict[str, list[dict[str, Any]]]
 """Kind -> rows."""
@@ -57,6 +61,8 @@ class Surroundings:
 
     kv_links   how each KV-event endpoint is attached; empty where none is
     otlp_url   address of our trace receiver, None where there is none
+    polls      further endpoints asked: None where one answers, else why it does not; one not asked yet is absent
+    block_rate share of KV blocks whose rows are kept
     """
 
     interval_s: float = 1.0
@@ -66,6 +72,8 @@ class Surroundings:
     otlp_url: str | None = None
     log_path: str | None = None
     log_error: str | None = None
+    polls: Mapping[str, str | None] = field(default_factory=dict)
+    block_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +90,30 @@ class Line:
 
 
 class Poll(Protocol):
-    """One more endpoint that is read at every scrape, from this one place (some drain what they tell)."""
+    """One more endpoint, asked again and again by one thread alone (some drain what they tell, some answer late).
+
+    One object serves an endpoint through all lives of the engine: it may remember what it was told.
+    """
 
     path: str
+    method: Literal["GET", "POST"]
+    timeout_s: float
+    """How long an answer may take; some engines wait for news before they answer."""
+    hint: str
+    """What to do where the engine has no such endpoint."""
 
-    def rows(self, body: bytes, at_ns: int) -> Rows:
-        """Rows of one answer. Raises UnknownFormat where it is not what the engine's release answers."""
+    def tables(self, body: bytes, at_ns: int) -> Mapping[str, pa.Table]:
+        """Rows of one answer, kind -> table; {} for none. Raises UnknownFormat for what no known release answers."""
+
+
+class LogReader(Protocol):
+    """What one start of the engine writes into its log."""
+
+    def feed(self, line: str) -> Rows:
+        """Take in one line; rows where it tells of a request or a decision, else {}. Never raises for a strange line."""
+
+    def worker_facts(self) -> dict[str, Any]:
+        """Columns of a `worker` row told so far; `flags` in the engine's own names. {} where nothing was told."""
 
 
 class Adapter:
@@ -139,9 +165,13 @@ class Adapter:
         """Name of one rank (one scheduler, one KV cache) of the instance `worker`."""
         return worker if rank in ("", "0") else f"{worker}/dp{rank}"
 
-    def polls(self, seen: Discovery, worker: str) -> Sequence[Poll]:
-        """Further endpoints to read at every scrape."""
+    def polls(self, seen: Discovery, worker: str, salt: bytes, sampling: Sampling) -> Sequence[Poll]:
+        """Further endpoints to read beside the page. `salt` and `sampling` are for those that tell of blocks."""
         return ()
+
+    def log_reader(self, worker: str) -> LogReader | None:
+        """A reader of the log that starts now; None where this engine's log tells nothing that kvscope reads."""
+        return None
 
     def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
         """One line for each thing worth seeing, most important first: seen or not, from where, what shows more."""

@@ -22,6 +22,7 @@ from engine_probe.adapters.thinning import Row, Thinner
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.funnel import Funnel
 from engine_probe.attach.life import Lives
+from engine_probe.attach.log_tail import LogTail
 from engine_probe.errors import EngineUnreachable, KvscopeError, UnknownFormat
 from engine_probe.events import CANONICAL_SAMPLES
 
@@ -44,14 +45,14 @@ class Scraper:
         funnel: Funnel,
         worker: str | None,
         *,
-        log_facts: Callable[[], Mapping[str, Any]] = dict,
+        log: LogTail | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.adapter = adapter
         self._client = client
         self._funnel = funnel
         self._given_worker = worker
-        self._log_facts = log_facts
+        self._log = log
         self._clock = clock
         self._parser = PageParser()
         self._thinner = Thinner()
@@ -62,7 +63,6 @@ class Scraper:
         self.scrapes = 0
         self.failures = 0
         self.last_error: str | None = None
-        self.poll_errors: dict[str, str] = {}
 
     @property
     def worker(self) -> str:
@@ -106,6 +106,7 @@ class Scraper:
 
     def finish(self) -> None:
         """Write the numbers that stood still up to the end, and the end itself where the engine is down."""
+        self._take_log()
         self._funnel.put({"sample": sample_table(self._thinner.flush())})
         self._funnel.put_rows("mark", self.lives.end(self._clock()))
 
@@ -131,11 +132,10 @@ class Scraper:
         self._funnel.put({"sample": sample_table(self._thinner.thin(rows))})
         self._funnel.put_rows("mark", marks)
         self._worker_facts(page, at_ns)
-        self._poll(at_ns)
 
     def _worker_facts(self, page: Page, at_ns: int) -> None:
         """What the page says of each rank goes before what the log says of all."""
-        told = self._log_facts()
+        told = self._take_log()
         for rank, facts in self.adapter.facts(page, self.discovery).items():
             merged = {**told, **{key: value for key, value in facts.items() if value is not None}}
             merged["flags"] = {**told.get("flags", {}), **facts.get("flags", {})}
@@ -143,16 +143,14 @@ class Scraper:
             for kind, rows in self._facts.observe(name, merged, at_ns).items():
                 self._funnel.put_rows(kind, rows)
 
-    def _poll(self, at_ns: int) -> None:
-        """Read the engine's further endpoints. One that does not answer is said once, and asked again."""
-        for poll in self.adapter.polls(self.discovery, self.worker):
-            try:
-                body, _ = self._client.metrics(poll.path)
-                for kind, rows in poll.rows(body, at_ns).items():
-                    self._funnel.put_rows(kind, rows)
-                self.poll_errors.pop(poll.path, None)
-            except KvscopeError as error:
-                self.poll_errors[poll.path] = error.message
+    def _take_log(self) -> Mapping[str, Any]:
+        """Rows of the log to the funnel; answers the settings that it told so far."""
+        if self._log is None:
+            return {}
+        told = self._log.poll()
+        for kind, rows in self._log.drain().items():
+            self._funnel.put_rows(kind, rows)
+        return told
 
     def _check(self, page: Page) -> None:
         """Raises UnknownFormat where somebody else made the page."""

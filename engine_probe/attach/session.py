@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engine_probe.adapters.adapter import Surroundings
+from engine_probe.adapters.adapter import Adapter, LogReader, Surroundings
 from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.adapters.registry import adapter
 from engine_probe.attach.fetch import EngineClient
@@ -24,8 +24,10 @@ from engine_probe.attach.kv_link import KvEndpoint, endpoints_from_option, endpo
 from engine_probe.attach.kv_reader import KvReader
 from engine_probe.attach.log_tail import LogTail
 from engine_probe.attach.otlp_receiver import OtlpReceiver
+from engine_probe.attach.poller import Poller
 from engine_probe.attach.scraper import Scraper, process_start
-from engine_probe.errors import EngineUnreachable, KvscopeError
+from engine_probe.errors import EngineUnreachable, KvscopeError, UsageError
+from engine_probe.sampling import Sampling
 
 if TYPE_CHECKING:
     from engine_probe.sink import Sink
@@ -53,6 +55,8 @@ class AttachOptions:
     engine_key: str | None = None
     verify: bool | ssl.SSLContext = True
     wait: bool = False
+    block_rate: float = 1.0
+    """Share of the KV blocks whose rows are kept (by their hash, each for its whole life)."""
 
 
 @dataclass(slots=True)
@@ -99,12 +103,14 @@ class AttachSession:
         self._client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
         self._probe_client = EngineClient(options.url, key=options.engine_key, verify=options.verify)
         self._funnel = Funnel(sink, clock=clock, flush_s=flush_s)
-        self._log = None if options.log is None else LogTail(options.log)
-        log_facts: Callable[[], Mapping[str, Any]] = dict if self._log is None else self._log.poll
-        self._scraper = Scraper(
-            adapter(options.engine), self._client, self._funnel, options.worker, log_facts=log_facts, clock=clock
-        )
-        self._decoder = KvEventDecoder(options.salt)
+        engine = adapter(options.engine)
+        name = options.worker or self._client.url.partition("://")[2]
+        self._log = None if options.log is None else _log_tail(engine, options.log, name)
+        self._scraper = Scraper(engine, self._client, self._funnel, options.worker, log=self._log, clock=clock)
+        self._sampling = Sampling(options.block_rate)
+        self._decoder = KvEventDecoder(options.salt, sampling=self._sampling)
+        self._poller: Poller | None = None
+        self._polled: Mapping[str, str | None] = {}
         self._kv: KvReader | None = None
         self._kv_links: list[str] = []
         self._kv_error: str | None = None
@@ -128,6 +134,7 @@ class AttachSession:
         try:
             self._open_otlp()
             self._open_kv()
+            self._open_polls()
             self._tell()
             self._follow(stop, begun)
         finally:
@@ -194,6 +201,8 @@ class AttachSession:
             otlp_url=None if self._otlp is None else self._otlp.url,
             log_path=None if self._options.log is None else str(self._options.log),
             log_error=None if self._log is None else self._log.error,
+            polls=self._polled,
+            block_rate=self._options.block_rate,
         )
         lines = self._scraper.adapter.lines(self._scraper.discovery, around)
         told = [{"subject": line.subject, "seen": line.seen, "text": line.text} for line in lines]
@@ -210,6 +219,10 @@ class AttachSession:
         elif self._in_trouble and not trouble:
             self._say("Rows are taken again.")
         self._in_trouble = bool(trouble)
+        polled = {} if self._poller is None else self._poller.state()
+        if polled != self._polled and self._scraper.lives.is_up:
+            self._polled = polled
+            self._tell()
         if self._kv is not None and self._kv.error is not None and self._kv_error is None:
             self._kv_error = self._kv.error
             self._tell()
@@ -249,6 +262,18 @@ class AttachSession:
             )
         return endpoints_from_sources(found.kv_sources or {}, self._client.host)
 
+    def _open_polls(self) -> None:
+        scraper, options = self._scraper, self._options
+        polls = scraper.adapter.polls(scraper.discovery, scraper.worker, options.salt, self._sampling)
+        if not polls:
+            return
+
+        def client(timeout_s: float) -> EngineClient:
+            return EngineClient(options.url, key=options.engine_key, verify=options.verify, timeout_s=timeout_s)
+
+        self._poller = Poller(polls, client, self._funnel.put, interval_s=options.interval_s, clock=self._clock)
+        self._poller.start()
+
     def _open_otlp(self) -> None:
         if self._options.otlp_port is not None:
             self._otlp = OtlpReceiver(self._options.otlp_port, self._scraper.worker, self._spans, clock=self._clock)
@@ -271,6 +296,8 @@ class AttachSession:
             self._otlp.stop()
         if self._kv is not None:
             self._kv.stop()
+        if self._poller is not None:
+            self._poller.stop()
         if self._scraper.lives.is_up:
             self._scraper.scrape()
         self._scraper.finish()
@@ -305,3 +332,16 @@ class AttachSession:
             sink_error=self._funnel.error,
             seen=self._lines,
         )
+
+
+def _log_tail(engine: Adapter, path: Path, worker: str) -> LogTail:
+    """Raises UsageError where this engine's log tells nothing."""
+    if engine.log_reader(worker) is None:
+        raise UsageError(f"kvscope reads nothing from the log of {engine.title}; leave --log out.")
+
+    def make() -> LogReader:
+        reader = engine.log_reader(worker)
+        assert reader is not None
+        return reader
+
+    return LogTail(path, make)

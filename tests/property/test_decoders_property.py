@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from engine_probe.adapters import vllm
 from engine_probe.adapters.geometry import startup_facts
-from engine_probe.adapters.kv_events import REMOVED_FIELDS, STORED_FIELDS, KvEventDecoder
+from engine_probe.adapters.kv_events import KvEventDecoder
+from engine_probe.adapters.kv_wire import REMOVED_FIELDS, STORED_FIELDS
 from engine_probe.adapters.metric_names import SampleMapper, deltas
 from engine_probe.adapters.otlp import decode_traces
 from engine_probe.adapters.prometheus import PageParser, parse_page
