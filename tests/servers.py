@@ -27,6 +27,7 @@ import pytest
 
 LIFETIME_S = 1800
 LLAMA_VERSION = "2026.10.11549"
+ROUTERS = {"sglang": "0.3.2", "vllm": "0.1.17"}
 INSTALL = {
     "postgres": "apt-get install postgresql",
     "prometheus": "apt-get install prometheus",
@@ -34,14 +35,15 @@ INSTALL = {
     "chromium": "apt-get install chromium",
     "vllm": ".ci/setup-vllm",
     "llama-server": ".ci/setup-llama",
+    "routers": ".ci/setup-routers",
 }
 
 
 def require(name: str) -> Path:
     """Path of the server `name`; skips the test where it is absent, fails it under KVSCOPE_REQUIRE_SERVERS=1.
 
-    Names: postgres (its folder of programs), prometheus, alertmanager, chromium (the programs), vllm, llama-server (the
-    Python of their environments).
+    Names: postgres (its folder of programs), prometheus, alertmanager, chromium (the programs), vllm, llama-server,
+    routers (the Python of their environments).
     """
     if name not in INSTALL:
         raise KeyError(f"unknown server {name}; known: {', '.join(INSTALL)}")
@@ -96,6 +98,11 @@ def _llama() -> Path | None:
     return llama_home() / "bin" / "python" if (llama_home() / "complete").exists() else None
 
 
+def _routers() -> Path | None:
+    home = llama_home().with_name(f"routers-{ROUTERS['sglang']}-{ROUTERS['vllm']}")
+    return home / "bin" / "python" if (home / "complete").exists() else None
+
+
 FINDERS: Mapping[str, Callable[[], Path | None]] = {
     "postgres": _postgres,
     "prometheus": _on_path("prometheus"),
@@ -103,6 +110,7 @@ FINDERS: Mapping[str, Callable[[], Path | None]] = {
     "chromium": _on_path("chromium", "chromium-browser", "google-chrome"),
     "vllm": _vllm,
     "llama-server": _llama,
+    "routers": _routers,
 }
 
 
@@ -263,6 +271,29 @@ def running_llama_server(ctx_size: int = 1024, num_slots: int = 2) -> Iterator[s
         with running(command, folder / "log") as process:
             wait_for(lambda: answers(f"{url}/health"), "llama-server", process, folder / "log", 60)
             yield url
+
+
+@contextlib.contextmanager
+def running_router(kind: str, workers: Sequence[str], policy: str, folder: Path) -> Iterator[tuple[str, str, Path]]:
+    """Start the real `sglang` or `vllm` router before `workers` (URLs); answers its URL, that of its page, and its log."""
+    python = require("routers")
+    port, page_port, log = free_port(), free_port(), folder / f"{kind}-router.log"
+    command = [str(python), "-m", f"{kind}_router.launch_router", "--worker-urls", *workers, "--policy", policy]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--prometheus-host",
+        "127.0.0.1",
+        "--prometheus-port",
+        str(page_port),
+    ]
+    command += ["--log-level", "debug", "--worker-startup-check-interval", "1"]
+    url = f"http://127.0.0.1:{port}"
+    with running(command, log) as process:
+        wait_for(lambda: answers(f"{url}/health"), f"{kind} router", process, log, 60)
+        yield url, f"http://127.0.0.1:{page_port}", log
 
 
 @contextlib.contextmanager

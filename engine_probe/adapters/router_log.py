@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from engine_probe.adapters.adapter import Rows
@@ -96,7 +97,7 @@ class StackRouterLog(RouterLog):
         if match is None:
             return None
         return {
-            "at_ns": round(float(match["at"]) * 1e9),
+            "at_ns": int(Decimal(match["at"]) * 10**9),
             "request_id": normalise_request_id(match["id"]),
             "chosen": worker_of_url(match["url"]),
             "decision_s": float(match["took"]),
