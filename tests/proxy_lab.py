@@ -50,11 +50,11 @@ class Peer:
 
     async def rest(self) -> bytes:
         """All that comes until the other side closes (or resets)."""
-        found = b""
+        found = bytearray()
         with contextlib.suppress(ConnectionError):
             while data := await self.reader.read(65536):
                 found += data
-        return found
+        return bytes(found)
 
     def reset(self) -> None:
         """Close with a TCP reset."""
@@ -77,19 +77,19 @@ class Lab:
     context: Context
     server: ProxyServer
     ports: Sequence[int]
-    seen: list[str] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
 
     async def connect(self, **options: Any) -> Peer:
-        return Peer(*await asyncio.open_connection("127.0.0.1", self.port, **options))
+        """A raw client; closed with the lab at the latest."""
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port, **options))
+        self.peers.append(peer)
+        return peer
 
     async def ask(self, request: bytes) -> bytes:
         """Send one request on a connection of its own, and answer everything that comes until it closes."""
         peer = await self.connect()
         await peer.send(request)
-        try:
-            return await asyncio.wait_for(peer.rest(), PATIENCE_S)
-        finally:
-            peer.close()
+        return await asyncio.wait_for(peer.rest(), PATIENCE_S)
 
 
 @contextlib.asynccontextmanager
@@ -105,9 +105,7 @@ async def lab(
     servers = []
     for script in scripts:
 
-        async def play(
-            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: Script = script
-        ) -> None:
+        async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: Script = script) -> None:
             try:
                 await script(Peer(reader, writer))
             except (ConnectionError, asyncio.CancelledError):
@@ -123,10 +121,15 @@ async def lab(
     context = Context(Balancer(upstreams, policy), observers, loop=asyncio.get_running_loop(), **options)
     proxy = ProxyServer(context, "127.0.0.1", 0)
     await proxy.start()
+    here = Lab(proxy.address[1], context, proxy, ports)
     try:
-        yield Lab(proxy.address[1], context, proxy, ports)
+        yield here
     finally:
         await proxy.drain(0.0)
+        for peer in here.peers:
+            peer.writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await peer.writer.wait_closed()
         for server in servers:
             server.close()
     if failures:

@@ -93,7 +93,7 @@ class ClientConnection(Link):
             return
         if not request_done:
             self._linger()
-        elif not keep or self._has_ended:
+        elif not keep or self._has_ended or self._context.is_draining:
             self.close()
         else:
             self._since_ns = self._context.now_ns()

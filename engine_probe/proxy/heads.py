@@ -108,9 +108,8 @@ def parse_request(block: bytes) -> RequestHead:
     if match is None:
         raise BadHead("the first line is not METHOD TARGET HTTP/1.1")
     seen = _Seen()
-    parser = httptools.HttpRequestParser(seen)
-    _feed(parser, block)
-    common = _common(seen.headers, int(match[3]), parser.should_keep_alive())
+    _feed(httptools.HttpRequestParser(seen), block)
+    common = _common(seen.headers, int(match[3]))
     encoding = common["by_name"].get(b"transfer-encoding")
     if encoding is not None and not common["is_chunked"]:
         raise BadHead("the only Transfer-Encoding of requests that is known is chunked", 501)
@@ -132,10 +131,9 @@ def parse_response(block: bytes) -> ResponseHead:
     if match is None:
         raise BadHead("its first line is not HTTP/1.1 STATUS", 502)
     seen = _Seen()
-    parser = httptools.HttpResponseParser(seen)
     try:
-        _feed(parser, block)
-        common = _common(seen.headers, int(match[1]), parser.should_keep_alive())
+        _feed(httptools.HttpResponseParser(seen), block)
+        common = _common(seen.headers, int(match[1]))
     except BadHead as error:
         raise BadHead(error.problem, 502) from error
     return ResponseHead(**common, status=int(match[2]), reason=match[3] or b"")
@@ -165,7 +163,7 @@ def _feed(parser: Any, block: bytes) -> None:
         raise BadHead(f"the head is not HTTP/1.1 ({error})") from error
 
 
-def _common(headers: list[Header], minor: int, keeps_alive: bool) -> dict[str, Any]:
+def _common(headers: list[Header], minor: int) -> dict[str, Any]:
     by_name: dict[bytes, bytes] = {}
     lengths: list[bytes] = []
     encodings: list[bytes] = []
@@ -183,10 +181,11 @@ def _common(headers: list[Header], minor: int, keeps_alive: bool) -> dict[str, A
         raise BadHead("the head says twice how long its body is")
     if lengths and _DIGITS.match(lengths[0]) is None:
         raise BadHead("Content-Length is not a number")
+    tokens = {token.strip().lower() for token in by_name.get(b"connection", b"").split(b",")}
     return {
         "headers": headers,
         "minor": minor,
-        "wants_close": not keeps_alive,
+        "wants_close": b"close" in tokens if minor else b"keep-alive" not in tokens,
         "is_chunked": bool(encodings) and encodings[0].strip().lower() == b"chunked",
         "length": int(lengths[0]) if lengths else None,
         "by_name": by_name,
