@@ -3,7 +3,7 @@
 
 A thing that can be seen is named `kind.column`; for block events `block.<change>`, for scraped numbers
 `sample.<canonical name>`. Invariant: a name stands here exactly when rows of that source fill it (tests compare the
-declarations with real recordings). Run as a module it prints docs/observability.md.
+declarations with real recordings). The page of it is made in `diagnosis.observability`, which knows what causes need.
 """
 
 from __future__ import annotations
@@ -61,43 +61,3 @@ def all_names() -> list[str]:
             found += [f"sample.{name}" for name in CANONICAL_SAMPLES]
         found += [f"{kind}.{column.name}" for column in columns if not (kind == "block" and column.name == "change")]
     return found
-
-
-def render() -> str:
-    """docs/observability.md."""
-    lines = [
-        "# What can be seen, engine by engine",
-        "",
-        "Generated from the adapters' declarations (`python -m engine_probe.adapters.provides`); do not edit.",
-        "A name is `kind.column` of the event contract, `block.<change>`, or `sample.<canonical name>`. A cell without",
-        "`yes` means null: unknown, never zero. A diagnosis that needs what is not seen says so.",
-    ]
-    everything = declared()
-    for engine in dict.fromkeys(one.engine for one in everything):
-        sources = [one for one in everything if one.engine == engine]
-        lines += ["", f"## {engine}", "", "| source | what opens it |", "| --- | --- |"]
-        lines += [f"| {one.source} | {one.needs} |" for one in sources]
-        seen = frozenset().union(*(one.names for one in sources))
-        header = " | ".join(one.source for one in sources)
-        lines += ["", f"| name | {header} |", "| --- |" + " --- |" * len(sources)]
-        for name in all_names():
-            if name in seen:
-                cells = " | ".join("yes" if name in one.names else "" for one in sources)
-                lines.append(f"| `{name}` | {cells} |".replace("|  |", "| |").replace("|  |", "| |"))
-        caveats = [(one.source, name, text) for one in sources for name, text in one.caveats.items()]
-        if caveats:
-            lines += ["", "To know:", ""]
-            lines += [f"- `{name}` ({source}): {text}" for source, name, text in caveats]
-        lines += ["", f"Not seen from {engine} by any source:", ""]
-        for kind in KINDS:
-            hidden = [
-                f"`{name.split('.', 1)[1]}`" for name in all_names() if name.startswith(f"{kind}.") and name not in seen
-            ]
-            hidden = [name for name in hidden if name not in ("`run_id`", "`sample_rate`")]
-            if hidden:
-                lines.append(f"- {kind}: {', '.join(hidden)}")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(render(), end="")

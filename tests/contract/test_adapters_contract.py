@@ -11,7 +11,7 @@ import pytest
 
 from engine_probe.adapters import vllm, vllm_provides
 from engine_probe.adapters.geometry import startup_facts
-from engine_probe.adapters.provides import all_names, declared, names, render, visible
+from engine_probe.adapters.provides import all_names, declared, names, visible
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.lines import text_lines
@@ -124,11 +124,6 @@ def test_sources_together_show_what_each_shows() -> None:
     assert "step.step" not in both
     with pytest.raises(KeyError):
         visible("vllm", ["telepathy"])
-
-
-def test_the_docs_table_is_the_declarations() -> None:
-    """docs/observability.md is generated: `python -m engine_probe.adapters.provides`."""
-    assert (ROOT / "docs" / "observability.md").read_text() == render()
 
 
 def test_the_guide_names_every_mapped_series() -> None:
