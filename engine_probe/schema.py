@@ -54,6 +54,18 @@ def table_from_rows(kind: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema(kind))
 
 
+def table_from_columns(kind: str, columns: Mapping[str, Any], num_rows: int) -> pa.Table:
+    """Columns (anything that Arrow takes as an array) -> table with the full schema of `kind`; absent ones are null."""
+    import pyarrow as pa
+
+    schema = arrow_schema(kind)
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(arrays, schema=schema)
+
+
 def conform(kind: str, table: pa.Table) -> pa.Table:
     """Bring a table to the full schema of `kind`: absent columns become null, unknown ones are left out.
 

@@ -101,7 +101,7 @@ def document(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
     return body.removeprefix(_BOM)
 
 
-def decode_json(decoder: msgspec.json.Decoder[Any], text: bytes, where: str, **facts: Any) -> Any:
+def decode_json(decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw, where: str, **facts: Any) -> Any:
     """`text` decoded; NaN and Infinity, which Python writes and JSON does not know, become null.
 
     Raises UnknownFormat naming `where`, and the byte or the key at which it is not what was expected.
@@ -112,6 +112,7 @@ def decode_json(decoder: msgspec.json.Decoder[Any], text: bytes, where: str, **f
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
+            text = bytes(text)
             if b"NaN" not in text and b"Infinity" not in text:
                 raise
         return decoder.decode(_NOT_NUMBERS.sub(lambda found: b"null" if found[1] else found[0], text))
