@@ -5,25 +5,36 @@ A table of thousands of rows is counted in milliseconds beside its commit, so no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.sketches import NUM_BUCKETS, Counts, Floats, Tallies, tally
 
+Flags = npt.NDArray[np.bool_]
+
 METRICS: Final = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
 CACHED_VALUES: Final = 32_768
 
 
-def tallies_of(requests: pa.Table, groups: Counts | None, num_groups: int) -> dict[str, Tallies]:
-    """Every metric of METRICS that some row tells, by the group of its row (None: all are one group)."""
+def tallies_of(
+    requests: pa.Table, groups: Counts | None, num_groups: int, fresh: Mapping[str, Flags] | None = None
+) -> dict[str, Tallies]:
+    """Every metric of METRICS that some row tells, by the group of its row (None: all are one group).
+
+    fresh   metric -> rows whose value counts; None: all do
+    """
     found: dict[str, Tallies] = {}
     for metric, seconds in durations_of(requests).items():
-        known = ~np.isnan(seconds)
+        known = ~np.isnan(seconds) if fresh is None else ~np.isnan(seconds) & fresh[metric]
         if known.any():
             found[metric] = tally(seconds[known], None if groups is None else groups[known], num_groups)
+    if fresh is not None:
+        requests, groups = requests.filter(pa.array(fresh["itl"])), None if groups is None else groups[fresh["itl"]]
     instants, counts = one_array(requests.column("token_ns")), one_array(requests.column("token_counts"))
     if instants.null_count < len(instants):
         # A few rows at a time: the arrays of a whole batch leave the processor's cache and cost twice as much.

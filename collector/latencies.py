@@ -1,7 +1,8 @@
 """Latencies of live requests by worker and model, from committed rows: histograms since the start, and recent minutes.
 
 A request's durations are those of `durations.py`. Rows of an imported run are history and stay out. The engine's
-vantage is shown where a model has it, else the client's; the router's is never mixed in. Invariant: at most
+vantage is shown where a model has it, else the client's; the router's is never mixed in. A request that several rows tell
+(plugin and spans, a batch sent twice) counts once, with what any of them knows (`told.py`). Invariant: at most
 `max_series` worker and model pairs have their own series; later ones share `other`, so that a client that invents names
 cannot fill the memory.
 """
@@ -16,10 +17,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.durations import one_array, tallies_of
+from collector.durations import Flags, one_array, tallies_of
 from collector.sketches import Counts, Tallies
+from collector.told import Bits, Told, bit, knows
 
 SUMS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "num_preemptions")
+NEEDS: Final = {
+    "ttft": ("first_token_ns",),
+    "tpot": ("first_token_ns", "last_token_ns", "output_tokens"),
+    "itl": ("token_ns",),
+    "e2e": ("last_token_ns",),
+    "queue": ("queue_s",),
+    "prefill": ("prefill_s",),
+}
+"""Columns that a metric is made of."""
 OTHER: Final = "other"
 MINUTE_NS: Final = 60_000_000_000
 KEPT_MINUTES: Final = 6
@@ -67,6 +78,9 @@ class Latencies:
     def __init__(self, max_series: int) -> None:
         self._max_series = max_series
         self._series: dict[SeriesKey, Series] = {}
+        self._keys: list[SeriesKey] = []
+        self._numbers: dict[SeriesKey, int] = {}
+        self._told = Told()
         self._lock = threading.Lock()
 
     def observe(self, requests: pa.Table, now_ns: int) -> None:
@@ -74,23 +88,36 @@ class Latencies:
         live = requests.filter(pc.is_null(requests.column("run_id"))) if _has_runs(requests) else requests
         if live.num_rows == 0:
             return
-        newest = now_ns // MINUTE_NS
-        age = newest + 1 - live.column("at_ns").to_numpy() // MINUTE_NS
-        age = np.where((age >= 0) & (age <= KEPT_MINUTES), age, LONG_AGO)
-        keys, of_row = self._keys_of(live)
-        pairs, of_pair = np.unique(of_row * (LONG_AGO + 1) + age, return_inverse=True)
-        tallies = tallies_of(live, None if len(pairs) == 1 else of_pair, len(pairs))
-        sums, states = _sums(live, of_row, len(keys)), _states(live, of_row)
         with self._lock:
-            for position, pair in enumerate(pairs.tolist()):
-                number, minutes_ago = divmod(pair, LONG_AGO + 1)
-                minute = None if minutes_ago == LONG_AGO else newest + 1 - minutes_ago
-                self._add(keys[number], minute, tallies, position)
-            for number, key in enumerate(keys):
-                self._count(self._series[key], sums, states, number)
-            for series in self._series.values():
-                for number in [number for number in series.minutes if number <= newest - KEPT_MINUTES]:
-                    del series.minutes[number]
+            split = self._told.split(live)
+            new = live if len(split.again) == 0 else live.take(pa.array(split.first))
+            if new.num_rows:
+                of_row = self._series_of_rows(new)
+                self._told.series[split.places] = of_row
+                self._count(new, of_row, now_ns)
+            if len(split.again):
+                of_row = self._told.series[split.places_again]
+                self._count(live.take(pa.array(split.again)), of_row, now_ns, counted=split.known)
+
+    def _count(self, rows: pa.Table, of_row: Counts, now_ns: int, counted: Bits | None = None) -> None:
+        """Count rows into the series of these numbers; `counted`: bits of what was counted of their requests before."""
+        newest = now_ns // MINUTE_NS
+        age = newest + 1 - rows.column("at_ns").to_numpy() // MINUTE_NS
+        age = np.where((age >= 0) & (age <= KEPT_MINUTES), age, LONG_AGO)
+        pairs, of_pair = np.unique(of_row * (LONG_AGO + 1) + age, return_inverse=True)
+        fresh = None if counted is None else _fresh(rows, counted)
+        tallies = tallies_of(rows, None if len(pairs) == 1 else of_pair, len(pairs), fresh)
+        for position, pair in enumerate(pairs.tolist()):
+            number, minutes_ago = divmod(pair, LONG_AGO + 1)
+            minute = None if minutes_ago == LONG_AGO else newest + 1 - minutes_ago
+            self._add(self._keys[number], minute, tallies, position)
+        numbers, codes = np.unique(of_row, return_inverse=True)
+        sums, states = _sums(rows, codes, len(numbers), counted), {} if counted is not None else _states(rows, codes)
+        for code, number in enumerate(numbers.tolist()):
+            self._add_sums(self._series[self._keys[number]], sums, states, code)
+        for series in self._series.values():
+            for number in [number for number in series.minutes if number <= newest - KEPT_MINUTES]:
+                del series.minutes[number]
 
     def shown(self) -> list[tuple[SeriesKey, Series]]:
         """Totals since the start: the engine's where a model has them, else the client's; never the router's."""
@@ -118,20 +145,19 @@ class Latencies:
                     found.append((key, summed))
         return _preferred(found)
 
-    def _keys_of(self, requests: pa.Table) -> tuple[list[SeriesKey], Counts]:
-        """The series of a table, made where they are new, and the number of the series of each row."""
+    def _series_of_rows(self, requests: pa.Table) -> Counts:
+        """The number of the series of each row, [rows]; series are made where they are new."""
         codes, named = _series_of(requests)
-        with self._lock:
-            keys = [self._admit(key) for key in named]
-        distinct = list(dict.fromkeys(keys))
-        numbers = np.array([distinct.index(key) for key in keys], dtype=np.int64)
-        return distinct, numbers[codes]
+        return np.array([self._admit(key) for key in named], dtype=np.int64)[codes]
 
-    def _admit(self, key: SeriesKey) -> SeriesKey:
+    def _admit(self, key: SeriesKey) -> int:
         if key not in self._series and len(self._series) >= self._max_series:
             key = SeriesKey(key.vantage, OTHER, OTHER)
-        self._series.setdefault(key, Series())
-        return key
+        if key not in self._series:
+            self._series[key] = Series()
+            self._numbers[key] = len(self._keys)
+            self._keys.append(key)
+        return self._numbers[key]
 
     def _add(self, key: SeriesKey, minute: int | None, tallies: dict[str, Tallies], position: int) -> None:
         series = self._series[key]
@@ -147,7 +173,7 @@ class Latencies:
                 kept[metric] = kept[metric] + fine if metric in kept else fine.copy()
 
     @staticmethod
-    def _count(
+    def _add_sums(
         series: Series, sums: dict[str, list[int | None]], states: dict[tuple[int, str], int], number: int
     ) -> None:
         for name, values in sums.items():
@@ -182,19 +208,28 @@ def _has_runs(requests: pa.Table) -> bool:
     return bool(column.null_count < len(column))
 
 
-def _sums(requests: pa.Table, of_row: Counts, num_series: int) -> dict[str, list[int | None]]:
-    """Column of SUMS -> its sum by series, None where no row of the series tells it."""
+def _sums(requests: pa.Table, of_row: Counts, num_series: int, counted: Bits | None) -> dict[str, list[int | None]]:
+    """Column of SUMS -> its sum by series, None where no row of the series tells it; what was `counted` is not told again."""
     found: dict[str, list[int | None]] = {}
     for name in SUMS:
         column = requests.column(name)
         if column.null_count == len(column):
             continue
         known = pc.is_valid(column).to_numpy()
-        values = pc.fill_null(column, 0).to_numpy()
+        if counted is not None:
+            known = known & (counted & bit(name) == 0)
+        values = np.where(known, pc.fill_null(column, 0).to_numpy(), 0)
         told = np.bincount(of_row, known, minlength=num_series)
         sums = np.bincount(of_row, values, minlength=num_series)
         found[name] = [int(value) if count else None for value, count in zip(sums, told, strict=True)]
     return found
+
+
+def _fresh(rows: pa.Table, counted: Bits) -> dict[str, Flags]:
+    """Metric -> rows that know it, of requests whose rows so far did not, [rows]."""
+    told = knows(rows)
+    of = {metric: bit(*columns) for metric, columns in NEEDS.items()}
+    return {metric: ((told & bits) == bits) & ((counted & bits) != bits) for metric, bits in of.items()}
 
 
 def _states(requests: pa.Table, of_row: Counts) -> dict[tuple[int, str], int]:

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from tests.integration.collector_harness import JSON, NOW_NS, Collector, running
+from tests.integration.collector_harness import JSON, NOW_NS, Collector, request_row, running
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -160,6 +160,28 @@ def test_span_without_ids_is_rejected(collector: Collector) -> None:
     body = msgspec.json.encode({"resourceSpans": [{"scopeSpans": [{"spans": [span, span]}]}]})
     answer = send(collector, body, JSON).json()
     assert answer["partialSuccess"]["rejectedSpans"] == "2"
+
+
+def test_request_that_the_plugin_told_too_counts_once(collector: Collector) -> None:
+    """Plugin rows and spans of the same 2 requests: both kinds of row are stored, /metrics counts 2 and not 4."""
+
+    def counted(name: str) -> float:
+        shown = {worker: collector.metric(name, worker=worker) or 0.0 for worker in ("w9", "worker-7")}
+        return sum(shown.values())
+
+    names = ("kvscope_time_to_first_token_seconds_count", "kvscope_queue_seconds_count")
+    before = [counted(name) for name in names]
+    plugin = [
+        request_row(
+            f"90-{n}", vantage="engine", worker="w9", queue_s=0.05, labels={"engine_request_id": f"cmpl-90-{n}-0"}
+        )
+        for n in (1, 2)
+    ]
+    collector.post({"request": plugin[:1]}).raise_for_status()
+    assert send(collector, export((90, 1), (90, 2))).status_code == 200
+    collector.post({"request": plugin[1:]}).raise_for_status()
+    assert collector.count("request", "request_id IN ('90-1', '90-2')") == 4
+    assert [counted(name) for name in names] == [count + 2 for count in before]
 
 
 @pytest.mark.parametrize(

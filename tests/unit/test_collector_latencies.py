@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from store.metrics import itl_s, metric
 
 NOW_NS = 1_764_403_200_000_000_000
 MS = 1_000_000
+_NUMBERS = itertools.count()
 
 
 def row(**columns: Any) -> dict[str, Any]:
+    """A row of a request that no other row tells."""
     base = {
-        "request_id": "r",
+        "request_id": f"r{next(_NUMBERS)}",
         "vantage": "engine",
         "state": "finished",
         "worker": "w0",
