@@ -17,9 +17,14 @@ import numpy.typing as npt
 from diagnosis.block_cache import BlockTrace, block_trace
 from diagnosis.capacity import CapacityPoint, hit_rate_curve
 from engine_probe.errors import DiagnosisError
+from store.interface import Window
+from store.lineage import window_sql
+from store.one_request import one_requests
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from store.interface import Store
 
 REQUEST_COLUMNS = ("worker", "vantage", "arrival_ns", "prompt_tokens", "prompt_blocks", "labels")
 WORKER_COLUMNS = ("worker", "at_ns", "block_size", "num_blocks")
@@ -43,6 +48,14 @@ class CacheLoad:
     input_tokens: npt.NDArray[np.float64]
     block_tokens: int | None
     num_blocks: int | None
+
+
+def stored_requests(store: Store, window: Window) -> tuple[pa.Table, pa.Table]:
+    """(requests that name their prompt blocks, workers) of a window, as `cache_loads` takes them; each request once."""
+    condition, params = window_sql(window, "arrival_ns")
+    named = f"{condition} AND prompt_blocks IS NOT NULL"
+    requests = one_requests(store, named, params, REQUEST_COLUMNS, order_by="arrival_ns")
+    return requests, store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
 
 
 def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[CacheLoad]:

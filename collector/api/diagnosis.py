@@ -214,18 +214,16 @@ def _report(services: Services, *asked: Any) -> str:
 
 def _capacity(services: Services, text: str | None, policy: str, blocks: str | None) -> dict[str, Any]:
     from collector.commands.capacity import default_sizes, knee
-    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, curve_over
-    from store.interface import Window
+    from diagnosis.capacity_input import cache_loads, curve_over, stored_requests
 
     window = window_of(services, text)
-    requests = services.store.rows("request", window, REQUEST_COLUMNS, where="prompt_blocks IS NOT NULL")
+    requests, workers = stored_requests(services.store, window)
     if requests.num_rows == 0:
         runs = ", ".join(services.known_runs().runs()) or "none"
         raise BadWindow(
             f"no request of {window} names its prompt blocks, so nothing can be replayed; known runs: {runs}",
             window=str(window),
         )
-    workers = services.store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
     loads = cache_loads(requests, workers)
     points = curve_over(loads, policy, default_sizes(loads) if blocks is None else _sizes(blocks))
     rows = [

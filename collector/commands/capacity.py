@@ -148,7 +148,7 @@ def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
 
 
 def _from_store(url: str, run: str | None) -> tuple[pa.Table, pa.Table]:
-    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
+    from diagnosis.capacity_input import stored_requests
     from store.interface import Window
     from store.open import open_store
 
@@ -157,12 +157,14 @@ def _from_store(url: str, run: str | None) -> tuple[pa.Table, pa.Table]:
         known = ", ".join(store.runs()) or "none"
         if run is not None and run not in store.runs():
             raise UsageError(f"the store {url} has no run '{run}'; runs there: {known}", run=run)
-        window = Window(run_id=run)
-        requests = store.rows("request", window, REQUEST_COLUMNS)
+        requests, workers = stored_requests(store, Window(run_id=run))
         if not requests.num_rows:
             where = f"run {run}" if run else "live data"
-            raise UsageError(f"{where} in {url} has no requests; runs there: {known}. Or give --trace FILE")
-        return requests, store.rows("worker", window, WORKER_COLUMNS)
+            raise UsageError(
+                f"{where} in {url} has no request that names its prompt blocks (request.prompt_blocks), so nothing can be "
+                f"replayed; runs there: {known}. Or give --trace FILE"
+            )
+        return requests, workers
     finally:
         store.close()
 

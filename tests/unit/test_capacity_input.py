@@ -7,10 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, common, curve_over
+from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, common, curve_over, stored_requests
 from diagnosis.capacity_verdict import capacity_verdict
 from engine_probe.errors import DiagnosisError
 from engine_probe.schema import table_from_rows
+from store.interface import Batch, Window
+from store.open import open_store
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -43,6 +45,16 @@ def test_a_request_seen_from_two_vantages_counts_once() -> None:
     assert load.trace.num_requests == 1
     [engine] = cache_loads(_requests(_row(0, None), _row(0, [1, 2], vantage="engine")))
     assert len(engine.trace.ids) == 2
+
+
+def test_a_request_that_was_delivered_twice_asks_once() -> None:
+    """Two requests, one of them stored twice: the second delivery is no hit on the first."""
+    rows = [_row(0, [1]), _row(0, [1]), _row(1, [2])]
+    with open_store(":memory:") as store:
+        store.append(Batch({"request": table_from_rows("request", rows)}))
+        [load] = cache_loads(*stored_requests(store, Window()))
+    assert curve_over([load], "lru", [10])[0].requested_blocks == 2
+    assert curve_over([load], "lru", [10])[0].hit_blocks == 0
 
 
 def test_every_worker_has_a_cache_of_its_own() -> None:
