@@ -102,6 +102,9 @@ class Poll(Protocol):
     hint: str
     """What to do where the engine has no such endpoint."""
 
+    def is_due(self, page: Page | None) -> bool:
+        """Whether to ask now; `page` is the newest scrape."""
+
     def tables(self, body: bytes, at_ns: int) -> Mapping[str, pa.Table]:
         """Rows of one answer, kind -> table; {} for none. Raises UnknownFormat for what no known release answers."""
 
@@ -131,6 +134,8 @@ class Adapter:
     """The setting without which there is no metrics page; empty where it is always there."""
     guide: ClassVar[str]
     """Its page in docs."""
+    serves: ClassVar[bool] = True
+    """False for what serves no requests (a host's exporter, a metrics server): its restart is no worker's restart."""
 
     def recognises(self, page: Page) -> bool:
         """Whether this engine made the page."""
@@ -164,6 +169,10 @@ class Adapter:
     def rank_worker(self, worker: str, rank: str) -> str:
         """Name of one rank (one scheduler, one KV cache) of the instance `worker`."""
         return worker if rank in ("", "0") else f"{worker}/dp{rank}"
+
+    def open_sources(self, seen: Discovery) -> tuple[str, ...]:
+        """Names of those of `provides` that are open now, as far as the engine itself tells; a client's are unknown."""
+        return ("metrics",) if seen.series else ()
 
     def polls(self, seen: Discovery, worker: str, salt: bytes, sampling: Sampling) -> Sequence[Poll]:
         """Further endpoints to read beside the page. `salt` and `sampling` are for those that tell of blocks."""

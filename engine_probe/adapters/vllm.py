@@ -147,6 +147,14 @@ class VllmAdapter(Adapter):
     def rank_worker(self, worker: str, rank: str) -> str:
         return worker_name(worker, rank)
 
+    def open_sources(self, seen: Discovery) -> tuple[str, ...]:
+        found = ["metrics"] if seen.series else []
+        if seen.plugin_worker is not None:
+            found.append("plugin")
+        if seen.kv_sources and seen.prefix_caching is not False:
+            found.append("kv_events")
+        return tuple(found)
+
     def log_reader(self, worker: str) -> LogReader:
         from engine_probe.adapters.geometry import StartupLog
 
