@@ -142,7 +142,7 @@ class StartupLog:
         self.facts["num_blocks"] = max(num_gpu_blocks - 1, 0)  # one is the null block
 
     def _settings(self, text: str) -> None:
-        for key, value in _literal_pairs(text):
+        for key, value in literal_pairs(text):
             if key in SAFE_FLAGS and value is not None:
                 self.flags[key] = value if isinstance(value, str) else _flag_text(value)
                 self._fact(key, value)
@@ -186,8 +186,8 @@ def startup_facts(lines: Iterable[str]) -> dict[str, Any]:
     return log.worker_facts()
 
 
-def _literal_pairs(text: str) -> list[tuple[str, Any]]:
-    """Key-value pairs of `{...}` or `Namespace(...)`; values that are no plain literal are left out."""
+def literal_pairs(text: str) -> list[tuple[str, Any]]:
+    """Key-value pairs of `{...}`, `Namespace(...)` or `ServerArgs(...)`; values that are no plain literal are left out."""
     try:
         node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

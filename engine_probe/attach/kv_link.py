@@ -41,13 +41,17 @@ def engine_binds(endpoint: str) -> bool:
 
 
 def endpoints_from_sources(sources: Mapping[str, Any], host: str) -> list[KvEndpoint]:
-    """Endpoints from the answer of /kv_event_sources: rank -> publisher config, already resolved for each rank."""
+    """Endpoints from the answer of /kv_event_sources: rank -> publisher config, already resolved for each rank.
+
+    A config may say by `bind` whether the engine binds; else vLLM's rule decides.
+    """
     found = []
     for rank, config in sources.items():
         if not isinstance(config, Mapping) or not isinstance(config.get("endpoint"), str) or not str(rank).isdigit():
             continue
         replay = config.get("replay_endpoint")
-        endpoint, bind = config["endpoint"], not engine_binds(config["endpoint"])
+        endpoint, told = config["endpoint"], config.get("bind")
+        bind = not (told if isinstance(told, bool) else engine_binds(endpoint))
         found.append(
             KvEndpoint(
                 address=_reachable(endpoint, host, bind=bind),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engine_probe.adapters.adapter import Poll
+from engine_probe.adapters.prometheus import Page
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.errors import KvscopeError
 
@@ -28,7 +29,11 @@ Emit = Callable[[Mapping[str, "pa.Table"]], None]
 
 
 class Poller:
-    """`start` once, `stop` once: it takes one last look. `make_client` gives each thread its own connection."""
+    """`start` once, `stop` once: it takes one last look.
+
+    make_client   time-out (s) -> a connection; each thread has its own
+    newest        the newest page scraped, by which an endpoint may be left alone
+    """
 
     def __init__(
         self,
@@ -36,11 +41,13 @@ class Poller:
         make_client: Callable[[float], EngineClient],
         emit: Emit,
         *,
+        newest: Callable[[], Page | None] = lambda: None,
         interval_s: float = 1.0,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._make_client = make_client
         self._emit = emit
+        self._newest = newest
         self._interval_s = interval_s
         self._clock = clock
         self._stop = threading.Event()
@@ -73,7 +80,8 @@ class Poller:
         try:
             while True:
                 is_last = self._stop.is_set()
-                failures = 0 if self._ask(client, poll) else failures + 1
+                if poll.is_due(self._newest()):
+                    failures = 0 if self._ask(client, poll) else failures + 1
                 if is_last:
                     return
                 self._stop.wait(min(self._interval_s * 2 ** min(failures, 8), max(MAX_PAUSE_S, self._interval_s)))
