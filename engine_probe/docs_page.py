@@ -13,6 +13,7 @@ from engine_probe.events import (
     COMMON,
     CONTRACT_VERSION,
     DROP_ORDER,
+    HOST_SAMPLES,
     KIND_DOC,
     KINDS,
     PHASES,
@@ -68,9 +69,13 @@ def page() -> str:
         "`stalled`.\n",
         "## Names of samples\n",
         "Canonical, whatever the engine: "
-        + ", ".join(f"`{name}`" for name in CANONICAL_SAMPLES)
+        + ", ".join(f"`{name}`" for name in CANONICAL_SAMPLES if name not in HOST_SAMPLES)
         + ". Histograms are `name_bucket`, `name_sum`, `name_count`. Anything else keeps the name it has on the wire; "
         "a name that was mapped keeps its old one in the label `wire`.\n",
+        "Of hosts and GPUs:\n",
+        "\n".join(
+            ["| name | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in HOST_SAMPLES.items()), ""]
+        ),
         "## What overload drops\n",
         "First to last: "
         + ", ".join(f"`{kind}`" for kind in DROP_ORDER)

@@ -360,12 +360,45 @@ KIND_DOC: Final = {
 DROP_ORDER: Final = ("block", "sample", "route", "step", "check", "transfer", "worker", "mark", "request")
 """What overload drops first; requests last."""
 
-CANONICAL_SAMPLES: Final = tuple(
-    """requests_running requests_waiting kv_usage_ratio prefix_queries_tokens_total prefix_hits_tokens_total
+HOST_SAMPLES: Final[dict[str, str]] = {
+    "gpu_util": "share of the time in which the GPU was busy, 0 to 1",
+    "gpu_power_watts": "power drawn",
+    "gpu_power_limit_watts": "power it may draw",
+    "gpu_throttled": "1 while its clocks are held down for `labels.reason`, else 0",
+    "gpu_throttled_seconds_total": "time in which its clocks were held down for `labels.reason`",
+    "gpu_clock_hertz": "clock of its multiprocessors",
+    "gpu_temperature_celsius": "temperature of the GPU",
+    "gpu_memory_temperature_celsius": "temperature of its memory",
+    "gpu_memory_used_bytes": "memory in use",
+    "gpu_xid": "code of the last XID error since the driver was loaded; 0: none",
+    "gpu_xid_errors_total": "XID errors with the code `labels.xid`",
+    "cpu_util": "share of the CPU time it may use that was used, 0 to 1 (a host: all CPUs; a container: its quota)",
+    "cpu_throttled_seconds_total": "time for which threads were held back by the CPU quota, summed over threads",
+    "cpu_throttled_periods_total": "quota periods in which it was held back",
+    "cpu_periods_total": "quota periods in which it wanted to run",
+    "cpu_thermal_throttles_total": "times a CPU package lowered its clock for heat",
+    "cpu_pressure_seconds_total": "time in which at least one task waited for a CPU (PSI some)",
+    "memory_pressure_seconds_total": "time in which at least one task waited for memory (PSI some)",
+    "memory_stalled_seconds_total": "time in which every task waited for memory (PSI full)",
+    "memory_available_ratio": "memory that can be had without swapping, of all (a container: of its limit)",
+    "oom_kills_total": "processes killed for want of memory",
+    "io_pressure_seconds_total": "time in which at least one task waited for a disk (PSI some)",
+    "network_received_bytes_total": "bytes received by `labels.device`",
+    "network_sent_bytes_total": "bytes sent by `labels.device`",
+    "network_errors_total": "frames lost to errors on `labels.device`, by `labels.direction`",
+    "network_drops_total": "frames dropped on `labels.device`, by `labels.direction`",
+    "network_speed_bytes": "bytes a second that `labels.device` can carry each way",
+    "tcp_sent_segments_total": "TCP segments sent, those sent again among them",
+    "tcp_resent_segments_total": "TCP segments sent again",
+}
+"""Names of what a host or a GPU tells, and their meaning. `labels.host` and `labels.gpu` say which, where it is told."""
+
+CANONICAL_SAMPLES: Final = (
+    *"""requests_running requests_waiting kv_usage_ratio prefix_queries_tokens_total prefix_hits_tokens_total
     external_queries_tokens_total external_hits_tokens_total preemptions_total prompt_tokens_total
     prompt_tokens_computed_total prompt_tokens_cached_total output_tokens_total requests_finished_total
-    requests_failed_total blocks_evicted_total tier_read_bytes_total tier_written_bytes_total router_load gpu_util
-    gpu_power_watts gpu_throttled cpu_util""".split()  # noqa: SIM905
+    requests_failed_total blocks_evicted_total tier_read_bytes_total tier_written_bytes_total router_load""".split(),  # noqa: SIM905
+    *HOST_SAMPLES,
 )
 """Names that mean the same whatever the engine. Histograms are `name_bucket`, `name_sum`, `name_count`."""
 

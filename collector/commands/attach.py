@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from engine_probe.sink import Sink
     from store.interface import Store
 
+KINDS_HELP: Final = (
+    "Kind of engine, router or exporter: vllm, sglang, llamacpp, dynamo, llm-d, dcgm, node, cadvisor, prometheus, ... "
+    "(a wrong word lists them all)."
+)
 SHOWN_COUNTERS: Final = (
     "requests_finished_total",
     "prompt_tokens_total",
@@ -37,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("attach")
     def attach(
-        engine: Annotated[str, typer.Argument(help="Kind of engine: vllm.")],
+        engine: Annotated[str, typer.Argument(help=KINDS_HELP)],
         url: Annotated[str, typer.Argument(help="Its HTTP address, such as http://127.0.0.1:8000.")],
         to: Annotated[
             str | None, typer.Option("--to", help="Collector to write to, such as http://127.0.0.1:8321.")
@@ -53,6 +57,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         worker: Annotated[
             str | None, typer.Option(help="Name of this engine. Default: the plugin's name for it, else host:port.")
+        ] = None,
+        worker_map: Annotated[
+            list[str] | None,
+            typer.Option("--map", help="Whose a series is: LABEL:VALUE=WORKER, such as gpu:0=worker-a. Repeatable."),
         ] = None,
         interval: Annotated[str, typer.Option(help="Time between scrapes, such as 500ms, 1s, 1m.")] = "1s",
         duration: Annotated[str | None, typer.Option(help="Stop after this time; without it, on Ctrl-C.")] = None,
@@ -82,6 +90,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
         from engine_probe.adapters.registry import adapter
+        from engine_probe.adapters.worker_map import WorkerMap
         from engine_probe.attach.fetch import trust
         from engine_probe.attach.names import source_name
         from engine_probe.attach.salt import default_path, read_salt
@@ -99,6 +108,7 @@ def register(app: typer.Typer) -> None:
             engine=engine,
             salt=read_salt(salt_file or default_path()),
             worker=worker,
+            worker_map=WorkerMap.parse(worker_map or ()),
             interval_s=_seconds("--interval", interval),
             duration_s=None if duration is None else _seconds("--duration", duration),
             kv_events=kv_events,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine_probe.adapters.derived import Derivation
 from engine_probe.adapters.prometheus import MAX_REMEMBERED_SERIES, Page, Series
 
 Labels = Mapping[str, str]
@@ -22,11 +23,12 @@ Row = tuple[str | None, int, str, Labels, float]
 _Mapped = tuple[str, Labels, str | None, float]
 """(name, labels, worker, factor) of a row that a series gives"""
 
-HOST_PREFIXES: Final = ("python_", "http_")
+HOST_PREFIXES: Final = ("python_", "http_", "go_", "promhttp_")
 """Series of the interpreter and of the web framework on an engine's page: they say nothing about the engine."""
+SMALLEST_BLANK: Final = float((1 << 31) - 16)
 
 SUFFIXES: Final = ("_bucket", "_sum", "_count")
-_RULE = re.compile(r"(?P<name>[^{]+)(?:\{(?P<label>\w+)=(?P<values>[^}]+)\})?")
+_RULE = re.compile(r"(?P<name>[^{]+)(?:\{(?P<label>\w+)=(?P<values>[^}]*)\})?")
 
 
 def same_worker(worker: str | None, labels: Labels) -> str | None:
@@ -40,15 +42,21 @@ class MetricNames:
 
     prefixes    what its names start with; the first is its own spelling, the others are exporters' (`vllm_` for `vllm:`)
     canonical   canonical sample name -> wire names without prefix, newest first; `name{label=a|b}` takes only those
-                label values, and several series of one wire name then stand under one canonical name
+                label values (none at all is the empty one), and several series of one wire name then stand under one
+                canonical name
     also        canonical sample name -> alternatives, newest first, each of wire names whose series add up to it: they
-                are rows of that name too, where all of them stand on the page (hits and misses are the lookups)
+                are rows of that name too, where all of them stand on the page (hits and misses are the lookups) and
+                none of its names in `canonical` does
     histograms  canonical family -> wire families; their `_bucket` (with `le`), `_sum` and `_count` are renamed
     scales      wire name (family for a histogram) -> factor to the canonical unit; `le` is scaled with it
     worker_of   (instance's name, labels) -> name of the worker that the series speaks of
     ranks       labels of ranks that repeat one another: of series that differ in these alone the lowest rank is kept
     per_rank    endings of names of which each rank has its own part, so that all are kept
     drops       wire names left out: what they say depends on who else reads the page
+    keeps_unknown  whether series that no rule claims are kept under their own names (a host has thousands)
+    derives     makes what reads further numbers out of one target's pages
+    relabels    labels of a canonical row, from those on the wire
+    is_blank    whether a number is the maker's word for "not known" (asked of numbers above 2^31 - 17 alone)
     """
 
     engine: str
@@ -61,6 +69,10 @@ class MetricNames:
     ranks: tuple[str, ...] = ()
     per_rank: tuple[str, ...] = ()
     drops: frozenset[str] = frozenset()
+    keeps_unknown: bool = True
+    derives: Callable[[], Derivation] | None = None
+    relabels: Callable[[Labels], Labels] | None = None
+    is_blank: Callable[[float], bool] | None = None
 
     def bare(self, name: str) -> str | None:
         """The name without this engine's prefix; None where it is not this engine's."""
@@ -82,7 +94,7 @@ class _Rule:
     beside: frozenset[str] = frozenset()
 
     def holds(self, labels: Labels, present: frozenset[str]) -> bool:
-        if self.label is not None and labels.get(self.label) not in self.values:
+        if self.label is not None and labels.get(self.label, "") not in self.values:
             return False
         return self.beside <= present and not any(names <= present for names in self.newer)
 
@@ -109,7 +121,7 @@ def _rules(names: MetricNames) -> _Rules:
                 before = tuple(frozenset((name + suffix,)) for name in wires[:position])
                 rules.named.setdefault(wire + suffix, []).append(_Rule(canonical + suffix, None, frozenset(), before))
     for canonical, alternatives in names.also.items():
-        newer = []
+        newer = [frozenset((_parsed(wire)[0],)) for wire in names.canonical.get(canonical, ())]
         for wires in alternatives:
             parts = [_parsed(wire) for wire in wires]
             beside = frozenset(name for name, _, _ in parts)
@@ -130,12 +142,21 @@ class SampleMapper:
 
     tables         the engines whose words may stand on the page; where two claim a name, the longer prefix has it
     drop_prefixes  series left out altogether
+    names_worker   the worker that labels mean by rules of the user's; None where none fits
     """
 
     def __init__(
-        self, worker: str | None, tables: Sequence[MetricNames], *, drop_prefixes: tuple[str, ...] = HOST_PREFIXES
+        self,
+        worker: str | None,
+        tables: Sequence[MetricNames],
+        *,
+        drop_prefixes: tuple[str, ...] = HOST_PREFIXES,
+        names_worker: Callable[[Labels], str | None] = lambda labels: None,
     ) -> None:
         self._worker = worker
+        self._names_worker = names_worker
+        self._derivations = [(table, table.derives()) for table in tables if table.derives is not None]
+        self._speaking: list[tuple[MetricNames, Derivation]] = []
         self._drop_prefixes = drop_prefixes
         self._tables = sorted(
             ((prefix, table, rules) for table in tables for rules in (_rules(table),) for prefix in table.prefixes),
@@ -160,6 +181,9 @@ class SampleMapper:
                 for prefix, _, _ in self._tables
             }
             self._mapped.clear()
+            self._speaking = [
+                one for one in self._derivations if any(name.startswith(one[0].prefixes) for name in names)
+            ]
         if any(table.ranks for _, table, _ in self._tables) and any(
             sample.series not in self._mapped for sample in page.samples
         ):
@@ -168,10 +192,14 @@ class SampleMapper:
         for series, value, stated_ns in page.samples:
             if series not in self._mapped:
                 self._mapped[series] = self._map(series)
-            if -1e308 <= value <= 1e308:
+            if -1e308 <= value <= 1e308 and not (value >= SMALLEST_BLANK and self._is_blank(series.name, value)):
                 instant = at_ns if stated_ns is None else stated_ns
                 for name, labels, worker, scale in self._mapped[series]:
                     rows.append((worker, instant, name, labels, value * scale))
+        for table, derivation in self._speaking:
+            for name, labels, value in derivation.told(page.samples, at_ns):
+                worker = self._names_worker(labels) or table.worker_of(self._worker, labels)
+                rows.append((worker, at_ns, name, self._interned(labels), value))
         return rows
 
     def _map(self, series: Series) -> tuple[_Mapped, ...]:
@@ -185,21 +213,32 @@ class SampleMapper:
             wire = name[len(prefix) :]
             if wire in table.drops or self._repeats(series, wire, table):
                 return ()
-            worker = table.worker_of(worker, labels)
+            worker = self._names_worker(labels) or table.worker_of(worker, labels)
             present = self._present[prefix]
             first = next((rule for rule in rules.named.get(wire, ()) if rule.holds(labels, present)), None)
             others = [rule.canonical for rule in rules.also.get(wire, ()) if rule.holds(labels, present)]
+            if first is None and not others and not table.keeps_unknown:
+                return ()
             found = table.prefixes[0] + wire if first is None else first.canonical
             if first is not None or others:
                 scale, labels = _scaled(wire, labels, table)
+                labels = labels if table.relabels is None else table.relabels(labels)
             break
-        if len(self._label_sets) > MAX_REMEMBERED_SERIES:
-            self._label_sets.clear()
         mapped = []
         for canonical in (found, *others):
             told = labels if canonical == name else {**labels, "wire": name}
-            mapped.append((canonical, self._label_sets.setdefault(tuple(told.items()), told), worker, scale))
+            mapped.append((canonical, self._interned(told), worker, scale))
         return tuple(mapped)
+
+    def _is_blank(self, name: str, value: float) -> bool:
+        table = next((table for prefix, table, _ in self._tables if name.startswith(prefix)), None)
+        return table is not None and table.is_blank is not None and table.is_blank(value)
+
+    def _interned(self, labels: Labels) -> Labels:
+        """Equal labels as one object."""
+        if len(self._label_sets) > MAX_REMEMBERED_SERIES:
+            self._label_sets.clear()
+        return self._label_sets.setdefault(tuple(labels.items()), labels)
 
     def _survey(self, page: Page) -> None:
         """Which rank is the lowest of those that repeat one another."""

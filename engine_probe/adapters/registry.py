@@ -20,6 +20,12 @@ ENGINES: Final[dict[str, str]] = {
     "vllm-router": "engine_probe.adapters.routers:VllmRouterAdapter",
     "sglang-router": "engine_probe.adapters.routers:SglangRouterAdapter",
     "vllm": "engine_probe.adapters.vllm:VllmAdapter",
+    "sglang": "engine_probe.adapters.sglang:SglangAdapter",
+    "llamacpp": "engine_probe.adapters.llamacpp:LlamaCppAdapter",
+    "dcgm": "engine_probe.adapters.dcgm:DcgmAdapter",
+    "nvidia-smi": "engine_probe.adapters.nvidia_smi:NvidiaSmiAdapter",
+    "node": "engine_probe.adapters.node_exporter:NodeAdapter",
+    "cadvisor": "engine_probe.adapters.cadvisor:CadvisorAdapter",
 }
 """Name -> module:class, in the order in which a page is shown to them."""
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from engine_probe.events import CANONICAL_SAMPLES
+from engine_probe.events import CANONICAL_SAMPLES, HOST_SAMPLES
 
 Row = tuple[str | None, int, str, Mapping[str, str], float]  # worker, at_ns, name, labels, value
 
-ALWAYS: Final = frozenset(CANONICAL_SAMPLES)
+ALWAYS: Final = frozenset(name for name in CANONICAL_SAMPLES if not (name in HOST_SAMPLES and name.endswith("_total")))
 HEARTBEAT_S: Final = 15.0
 
 

@@ -25,7 +25,7 @@ def normalise_url(text: str) -> str:
     url = text.strip()
     if "://" not in url:
         url = "http://" + url
-    url = re.sub(r"/(metrics|v1|health)/?$", "", url.rstrip("/"))
+    url = re.sub(r"/(metrics/cadvisor|metrics|v1|health)/?$", "", url.rstrip("/"))
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.adapters.adapter import Adapter, Discovery
 from engine_probe.adapters.facts import WorkerFacts
-from engine_probe.adapters.metric_names import SampleMapper
+from engine_probe.adapters.metric_names import HOST_PREFIXES, SampleMapper
 from engine_probe.adapters.prometheus import Page, PageParser
 from engine_probe.adapters.registry import recognise
 from engine_probe.adapters.thinning import Row, Thinner
+from engine_probe.adapters.worker_map import WorkerMap
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.funnel import Funnel
 from engine_probe.attach.life import Lives
 from engine_probe.attach.log_tail import LogTail
+from engine_probe.attach.source_life import SourceLives
 from engine_probe.errors import EngineUnreachable, KvscopeError, UnknownFormat
 from engine_probe.events import CANONICAL_SAMPLES
 
@@ -46,9 +48,11 @@ class Scraper:
         worker: str | None,
         *,
         log: LogTail | None = None,
+        worker_map: WorkerMap | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.adapter = adapter
+        self._map = worker_map or WorkerMap()
         self._client = client
         self._funnel = funnel
         self._given_worker = worker
@@ -60,6 +64,7 @@ class Scraper:
         self._mapper: SampleMapper | None = None
         self._lives: Lives | None = None
         self.discovery = Discovery()
+        self.newest: Page | None = None
         self.scrapes = 0
         self.failures = 0
         self.last_error: str | None = None
@@ -83,8 +88,12 @@ class Scraper:
         page = self._page()
         self._check(page)
         self.discovery = self.adapter.discover(self._client, page)
-        self._mapper = SampleMapper(self.worker, self.adapter.tables)
-        self._lives = Lives(self.worker)
+        serves = self.adapter.serves
+        whose = self.worker if serves else self._given_worker
+        drops = HOST_PREFIXES if serves else (*HOST_PREFIXES, "process_")
+        tables = self.adapter.tables
+        self._mapper = SampleMapper(whose, tables, drop_prefixes=drops, names_worker=self._map.worker)
+        self._lives = Lives(self.worker) if serves else SourceLives(f"{self.adapter.title} at {self._client.url}")
         self._take(page, at_ns)
 
     def scrape(self) -> bool:
@@ -116,6 +125,7 @@ class Scraper:
     def _take(self, page: Page, at_ns: int) -> None:
         assert self._mapper is not None
         self.scrapes += 1
+        self.newest = page
         rows = self._mapper.rows(page, at_ns)
         counters: dict[str, float] = {}
         start_s = None

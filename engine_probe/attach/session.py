@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from engine_probe.adapters.adapter import Adapter, LogReader, Surroundings
 from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.adapters.registry import adapter
+from engine_probe.adapters.worker_map import WorkerMap
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.funnel import FLUSH_S, Funnel
 from engine_probe.attach.kv_link import KvEndpoint, endpoints_from_option, endpoints_from_sources
@@ -55,6 +56,8 @@ class AttachOptions:
     engine_key: str | None = None
     verify: bool | ssl.SSLContext = True
     wait: bool = False
+    worker_map: WorkerMap = field(default_factory=WorkerMap)
+    """Whose a series is, by rules of the user's."""
     block_rate: float = 1.0
     """Share of the KV blocks whose rows are kept (by their hash, each for its whole life)."""
 
@@ -106,7 +109,15 @@ class AttachSession:
         engine = adapter(options.engine)
         name = options.worker or self._client.url.partition("://")[2]
         self._log = None if options.log is None else _log_tail(engine, options.log, name)
-        self._scraper = Scraper(engine, self._client, self._funnel, options.worker, log=self._log, clock=clock)
+        self._scraper = Scraper(
+            engine,
+            self._client,
+            self._funnel,
+            options.worker,
+            log=self._log,
+            worker_map=options.worker_map,
+            clock=clock,
+        )
         self._sampling = Sampling(options.block_rate)
         self._decoder = KvEventDecoder(options.salt, sampling=self._sampling)
         self._poller: Poller | None = None
@@ -271,7 +282,14 @@ class AttachSession:
         def client(timeout_s: float) -> EngineClient:
             return EngineClient(options.url, key=options.engine_key, verify=options.verify, timeout_s=timeout_s)
 
-        self._poller = Poller(polls, client, self._funnel.put, interval_s=options.interval_s, clock=self._clock)
+        self._poller = Poller(
+            polls,
+            client,
+            self._funnel.put,
+            newest=lambda: scraper.newest,
+            interval_s=options.interval_s,
+            clock=self._clock,
+        )
         self._poller.start()
 
     def _open_otlp(self) -> None:
