@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from store.interface import Store
 
 SOURCE = "import"
+_PREVIEW_ROWS = 3
+_PREVIEW_ITEMS = 4
 _NO_FUTURE_NS = (1 << 63) - 1 - 2 * 86_400_000_000_000  # a recording may come from a machine whose clock is ahead
 
 
@@ -35,9 +37,14 @@ def register(app: typer.Typer) -> None:
     @app.command("import")
     def import_path(
         path: Annotated[
-            Path, typer.Argument(help="Recording folder, Mooncake trace, Prometheus text, NDJSON or Parquet events.")
+            Path,
+            typer.Argument(
+                help="Recording folder, benchmark output, trace, OTLP or Prometheus text, NDJSON or Parquet events, log."
+            ),
         ],
-        run: Annotated[str, typer.Option("--run", help="Name of the run: tags every row, and is a window by itself.")],
+        run: Annotated[
+            str, typer.Option("--run", help="Name of the run: tags every row, and is a window by itself.")
+        ] = "",
         store: StoreOption = DEFAULT_STORE,
         salt: Annotated[
             str | None, typer.Option(help="Key of the chain hash for token ids in KV events (1 to 64 bytes).")
@@ -49,23 +56,42 @@ def register(app: typer.Typer) -> None:
                 help="Instant at which a trace with relative times begins, or of a page without time (ISO 8601)."
             ),
         ] = None,
+        format_name: Annotated[
+            str | None, typer.Option("--format", help="Take PATH for this format, whatever its content looks like.")
+        ] = None,
+        mapping: Annotated[
+            str | None,
+            typer.Option(help="Read lines of a log by this TOML file, or by a shipped one: nginx, envoy, litellm, ..."),
+        ] = None,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Read all, store nothing, and show the first rows as they would be.")
+        ] = False,
         json: JsonOption = False,
     ) -> None:
-        """Import recordings, traces, metrics pages or events as a named run."""
+        """Import recordings, benchmark outputs, traces, logs, metrics pages or events as a named run."""
         import tempfile
 
         from engine_probe.readers.detect import open_source
         from engine_probe.readers.source import RECORDINGS_SALT, ReadOptions
         from store.open import open_store
 
-        if not run.strip():
+        if not run.strip() and not dry_run:
             raise UsageError("--run needs a name, for example --run bad.")
         if salt is not None and not 0 < len(salt.encode()) <= 64:
             raise UsageError("--salt is a text of 1 to 64 bytes.")
         start_ns = None if start is None else _instant_ns(start)
-        options = ReadOptions(RECORDINGS_SALT if salt is None else salt.encode(), worker, start_ns, start_ns)
-        source = open_source(path)
+        key = RECORDINGS_SALT if salt is None else salt.encode()
+        options = ReadOptions(key, worker, start_ns, start_ns, format_name)
+        source = open_source(path, format_name, mapping)
         progress = _Progress()
+        if dry_run:
+            tried = preview(source, options, progress)
+            progress.end()
+            if json:
+                emit_json({"path": str(path), **tried})
+            else:
+                emit(_preview_text(tried))
+            return
         try:
             # Read first: a file that cannot be read must not even make a store.
             with tempfile.TemporaryFile() as file:
@@ -95,6 +121,40 @@ class Staged:
     rows: dict[str, int]
     span: tuple[int, int] | None
     notes: Notes
+
+
+def preview(
+    source: Source, options: ReadOptions, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Read and judge the whole of `source` and store nothing; the first rows of each kind, and what an import would say.
+
+    Returns format, rows (counts by kind), first (kind -> up to 3 rows, known columns alone), windows, left_out, facts.
+    Raises UnknownFormat, InvalidRows.
+    """
+    from engine_probe.readers.source import Notes
+    from engine_probe.validate import validate
+
+    notes = Notes()
+    rows: dict[str, int] = {}
+    first: dict[str, list[dict[str, Any]]] = {}
+    for tables in source.chunks(options, notes):
+        for kind, table in tables.items():
+            validate(kind, table, _NO_FUTURE_NS)
+            rows[kind] = rows.get(kind, 0) + table.num_rows
+            kept = first.setdefault(kind, [])
+            kept += [
+                {name: _plain(value) for name, value in row.items() if value is not None and value != []}
+                for row in table.slice(0, _PREVIEW_ROWS - len(kept)).to_pylist()
+            ]
+        progress(f"reading {source.format}: {sum(rows.values()):,} rows")
+    return {
+        "format": source.format,
+        "rows": rows,
+        "first": first,
+        "windows": _windows(notes),
+        "left_out": notes.left_out,
+        "facts": notes.facts,
+    }
 
 
 def import_source(source: Source, store: Store, run: str, options: ReadOptions) -> dict[str, Any]:
@@ -154,7 +214,7 @@ def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambd
         "other_runs": others,
         "start_ns": None if staged.span is None else staged.span[0],
         "end_ns": None if staged.span is None else staged.span[1],
-        "windows": [{"name": w.name, "start_ns": w.start_ns, "end_ns": w.end_ns} for w in staged.notes.windows],
+        "windows": _windows(staged.notes),
         "left_out": staged.notes.left_out,
         "facts": staged.notes.facts,
     }
@@ -221,6 +281,38 @@ def _text(summary: dict[str, Any], store: str) -> str:
     baseline = summary["other_runs"][-1] if summary["other_runs"] else "RUN"
     lines.append(f"Next: kvscope diagnose{where} --baseline {baseline} --suspect {summary['run']}")
     return "\n".join(lines)
+
+
+def _windows(notes: Notes) -> list[dict[str, Any]]:
+    return [{"name": w.name, "start_ns": w.start_ns, "end_ns": w.end_ns} for w in notes.windows]
+
+
+def _plain(value: Any) -> Any:
+    """A cell for people and JSON: maps as objects, long lists by their first entries."""
+    if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
+        return dict(value)
+    if isinstance(value, list) and len(value) > _PREVIEW_ITEMS:
+        return [*value[:_PREVIEW_ITEMS], f"... {len(value)} in all"]
+    return value
+
+
+def _preview_text(tried: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in tried["rows"].items()) or "no rows"
+    lines = [f"Would import a {tried['format']}: {counts}. Nothing was stored (--dry-run)."]
+    for kind, rows in tried["first"].items():
+        for number, row in enumerate(rows, 1):
+            lines.append(f"  {kind} {number}")
+            lines += [f"    {name:<22} {_cell(name, value)}" for name, value in row.items()]
+    lines += [f"  left out: {text}" for text in tried["left_out"]]
+    return "\n".join(lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_ns") and isinstance(value, int):
+        return f"{value}  {_iso(value)}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={text}" for key, text in value.items())
+    return str(value)
 
 
 def _iso(at_ns: int) -> str:

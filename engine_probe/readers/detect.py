@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine_probe.errors import UnknownFormat
+from engine_probe.errors import UnknownFormat, UsageError
 from engine_probe.readers import events, mooncake, otlp_files, pages
 from engine_probe.readers.benchmarks import (
     aiperf,
@@ -25,6 +25,8 @@ from engine_probe.readers.benchmarks import (
     vllm_bench,
 )
 from engine_probe.readers.lines import head
+from engine_probe.readers.mapped import MappedLog
+from engine_probe.readers.mapping import load_mapping
 from engine_probe.readers.recording import Recording
 from engine_probe.readers.sniff import HEAD_BYTES, csv_header, foreign, top_keys
 from engine_probe.readers.source import Source
@@ -75,8 +77,13 @@ FORMATS: Final = {
 }  # fmt: skip
 
 
-def open_source(path: Path, format_name: str | None = None) -> Source:
-    """Recognise PATH, or take it for `format_name`. Raises UnknownFormat saying what was found and what would be known."""
+def open_source(path: Path, format_name: str | None = None, mapping: str | None = None) -> Source:
+    """Recognise PATH, or take it for `format_name`, or read it by a mapping (a file, or the name of one that is shipped).
+
+    Raises UnknownFormat saying what was found and what would be known, UsageError for a wrong mapping or both.
+    """
+    if mapping is not None:
+        return _mapped(path, mapping, format_name)
     if not path.exists():
         raise UnknownFormat(f"There is nothing at {path}. Give the path of {KNOWN}.")
     try:
@@ -85,6 +92,17 @@ def open_source(path: Path, format_name: str | None = None) -> Source:
         return _folder(path) if path.is_dir() else _file(path)
     except PermissionError as error:
         raise UnknownFormat(f"{path} may not be read by this user: {error.strerror}.") from error
+
+
+def _mapped(path: Path, mapping: str, format_name: str | None) -> Source:
+    if format_name is not None:
+        raise UsageError("--format and --mapping exclude each other: a mapping is the format.")
+    compiled = load_mapping(mapping)
+    if not path.is_file():
+        raise UnknownFormat(f"{path} is no file; a mapping reads the lines of one file.")
+    if (told := foreign(_start(path))) is not None:
+        raise UnknownFormat(f"{path} is {told[0]}. {told[1]}")
+    return MappedLog(path, compiled)
 
 
 def _named(path: Path, name: str) -> Source:

@@ -22,17 +22,20 @@ CHUNK_ROWS = 50_000
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """salt: key of the chain hash for token ids found in events. worker: name for rows whose source names none.
-    start_ns: the instant a trace with relative times begins at. at_ns: the instant of a page without times."""
+    start_ns: the instant a trace with relative times begins at. at_ns: the instant of a page without times.
+    format: the format that PATH was said to be of, where it was not told by its content."""
 
     salt: bytes = RECORDINGS_SALT
     worker: str | None = None
     start_ns: int | None = None
     at_ns: int | None = None
+    format: str | None = None
 
     def text(self) -> str:
         """The options as text for an identity; the salt itself is not in it, only its digest."""
         salt = blake2b(self.salt, digest_size=8).hexdigest()
-        return f"salt={salt} worker={self.worker} start={self.start_ns} at={self.at_ns}"
+        told = "" if self.format is None else f" format={self.format}"
+        return f"salt={salt} worker={self.worker} start={self.start_ns} at={self.at_ns}{told}"
 
 
 @dataclass(frozen=True, slots=True)
