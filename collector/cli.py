@@ -1,27 +1,32 @@
 """The command `kvscope`: one module a verb in `collector/commands/`, loaded when it is asked for.
 
-Results go to stdout (`--json`: one JSON document and nothing else), talk to stderr. Exit 0 fine, 1 a finding or a
-failed check, 2 misuse, 3 the other side could not be reached.
+Results go to stdout (`--json`: one JSON document and nothing else, of a failure its problem document), talk to stderr.
+Exit 0 fine, 1 a finding or a failed check, 2 misuse, 3 the other side could not be reached; 70 a defect of ours, 130 Ctrl+C.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from typing import cast
 
 try:
     import typer
 except ImportError as _missing:
-    sys.exit(
+    print(
         f"kvscope: {_missing.name or 'typer'} is not installed: this environment has the probe alone. The command needs "
-        "the extra: pip install 'kvscope[service]' (from the source tree: pip install '.[service]')"
+        "the extra: pip install 'kvscope[service]' (from the source tree: pip install '.[service]')",
+        file=sys.stderr,
     )
+    sys.exit(2)
 
 from collector import commands
-from engine_probe.errors import EXIT_MISUSE, KvscopeError
+from collector.output import JsonOut, emit_json
+from engine_probe.errors import EXIT_DEFECT, EXIT_OK, EXIT_STOPPED, DiskFull, KvscopeError, UsageError
 
 app = typer.Typer(
     name="kvscope",
@@ -50,24 +55,56 @@ def build() -> typer.Typer:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; every `KvscopeError` becomes one readable message and its exit code."""
+    """Run the command line; every error becomes one readable message, its problem document under `--json`, and its code."""
+    JsonOut.is_told = False
+    code: object = EXIT_OK
     try:
         code = build()(args=argv, prog_name="kvscope", standalone_mode=False)
     except typer.Exit as end:
         code = end.exit_code
     except _MISUSE as error:
         error.show()
-        code = EXIT_MISUSE
+        code = _failed(UsageError(error.format_message()), argv)
     except (typer.Abort, KeyboardInterrupt):
         print("kvscope: stopped", file=sys.stderr)
-        code = 130
+        code = EXIT_STOPPED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except KvscopeError as error:
         print(f"kvscope: {error.title}: {error.message}", file=sys.stderr)
-        code = error.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+        code = _failed(error, argv)
+    except OSError as error:
+        known = _of_system(error)
+        print(f"kvscope: {known.title}: {known.message}", file=sys.stderr)
+        code = _failed(known, argv)
+    except Exception as error:
+        traceback.print_exc()
+        print("kvscope: this is a defect of kvscope; please report it with the lines above", file=sys.stderr)
+        _failed(KvscopeError(f"a defect of kvscope: {type(error).__name__}: {error}"), argv)
+        code = EXIT_DEFECT
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _failed(error: KvscopeError, argv: list[str] | None) -> int:
+    """The exit code of an error. Under `--json` the failure is the one document on stdout."""
+    words = sys.argv[1:] if argv is None else argv
+    options = words[: words.index("--")] if "--" in words else words
+    if "--json" in options and not JsonOut.is_told:
+        from collector.problem_document import document
+
+        emit_json(document(error))
+    return error.exit_code
+
+
+def _of_system(error: OSError) -> KvscopeError:
+    """A refusal of the system that no verb foresaw, as an error of ours: a path that makes no sense, or a disk that fails."""
+    what = error.strerror or str(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{where}{what}. Free some space and try again.")
+    if isinstance(error.filename, str | bytes) and error.errno != errno.EIO:
+        return UsageError(f"{where}{what}. Give another path, or this user the right to it.")
+    return KvscopeError(f"The system refused: {where}{what}.")
 
 
 if __name__ == "__main__":

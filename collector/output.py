@@ -17,11 +17,24 @@ StoreOption = Annotated[
 DEFAULT_STORE = "./kvscope.duckdb"
 
 
+class JsonOut:
+    """Whether this run of a verb has printed its JSON document: there is one, of a success or of a failure."""
+
+    is_told = False
+
+
 def emit_json(document: Any) -> None:
     """Print one JSON document to stdout (dataclasses are objects, non-finite floats null)."""
     import msgspec
 
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    emit_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def emit_bytes(body: bytes) -> None:
+    """Print a result that is bytes already (a JSON document, an Arrow stream) to stdout."""
+    JsonOut.is_told = True
+    sys.stdout.flush()
+    sys.stdout.buffer.write(body)
     sys.stdout.flush()
 
 

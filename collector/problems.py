@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -23,12 +22,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from collector.problem_document import MAX_TEXT, document, plain, slug
 from engine_probe.errors import BodyTimeout, KvscopeError, NotFound, Unauthorized, UsageError
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_MAX_TEXT = 500
 
 
 class Problem(BaseModel):
@@ -40,23 +39,6 @@ class Problem(BaseModel):
     title: str = Field(description="short constant name", examples=["Rows do not match the event contract"])
     status: int = Field(description="HTTP status", examples=[422])
     detail: str = Field(description="what happened, to what, and what to do next")
-
-
-def slug(error: type[KvscopeError]) -> str:
-    """Name of an error in `type` and in metrics: `InvalidRows` -> `invalid-rows`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", error.__name__).lower()
-
-
-def document(error: KvscopeError) -> dict[str, Any]:
-    """The problem document of an error; facts never replace the four standard members."""
-    facts = {str(key): _plain(value) for key, value in error.facts.items()}
-    return {
-        **facts,
-        "type": f"urn:kvscope:error:{slug(type(error))}",
-        "title": error.title,
-        "status": error.http_status,
-        "detail": error.message,
-    }
 
 
 def response(error: KvscopeError, headers: Mapping[str, str] | None = None) -> Response:
@@ -116,7 +98,7 @@ def invalid_parameters(errors: Sequence[Mapping[str, Any]]) -> UsageError:
         {
             "where": ".".join(str(part) for part in item.get("loc", ())),
             "expected": str(item.get("msg", "")),
-            "value": _plain(item.get("input")),
+            "value": plain(item.get("input")),
         }
         for item in errors
     ]
@@ -151,18 +133,4 @@ def _documented(status: int, errors: Sequence[type[KvscopeError]]) -> dict[str, 
 
 
 def _brief(error: KvscopeError) -> dict[str, str]:
-    return {"detail": error.message[:_MAX_TEXT]}
-
-
-def _plain(value: Any) -> Any:
-    """A fact as JSON: long text cut, NaN and infinity by name, unknown types as their text."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in list(value.items())[:100]}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in list(value)[:100]]
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+    return {"detail": error.message[:MAX_TEXT]}

@@ -7,6 +7,8 @@
     |   +-- InvalidRows          rows that break the event contract
     |   +-- TooLarge             more bytes than the receiver takes, as sent or after decompression
     +-- StoreError            store: remembering
+    |   +-- StoreMisuse          a place, kind, column or run that was named is none, or the verb is not for this store
+    |   +-- StoreDamaged         what is on disk cannot be read any more
     |   +-- SchemaTooNew         the database was written by a newer kvscope
     |   +-- BatchRejected        the batch cannot be stored as it is
     |   +-- StoreBusy            the queue is full, or another process holds the file
@@ -31,7 +33,9 @@
         +-- CannotListen         the address is in use, or not allowed
 
 `http_status` and `exit_code` say how the border shows an error (problem+json, process exit); `title` is its short
-constant name.
+constant name. No error exits with 1: that is the word of a verb that did its work and found something. An error is 2
+where another command, argument, setting or row would do, and 3 where the other side (engine, collector, store, disk)
+could not be reached or could not do it.
 """
 
 from __future__ import annotations
@@ -42,13 +46,17 @@ EXIT_OK = 0
 EXIT_FINDING = 1
 EXIT_MISUSE = 2
 EXIT_UNREACHABLE = 3
+EXIT_DEFECT = 70
+"""A defect of kvscope itself, told with its traceback (EX_SOFTWARE of sysexits.h)."""
+EXIT_STOPPED = 130
+"""Ended by Ctrl+C before its work was done, as shells say it."""
 
 
 class KvscopeError(Exception):
     """Base of all errors that kvscope raises on purpose."""
 
     http_status: ClassVar[int] = 500
-    exit_code: ClassVar[int] = EXIT_FINDING
+    exit_code: ClassVar[int] = EXIT_UNREACHABLE
     title: ClassVar[str] = "kvscope error"
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -99,6 +107,16 @@ class StoreError(KvscopeError):
     title = "Store failed"
 
 
+class StoreMisuse(StoreError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Not possible with this store"
+
+
+class StoreDamaged(StoreError):
+    title = "Store is damaged"
+
+
 class SchemaTooNew(StoreError):
     http_status = 503
     exit_code = EXIT_MISUSE
@@ -130,17 +148,18 @@ class QueryRefused(StoreError):
 
 class QueryKilled(StoreError):
     http_status = 408
+    exit_code = EXIT_MISUSE
     title = "Query stopped"
 
 
 class DiagnosisError(KvscopeError):
     http_status = 422
+    exit_code = EXIT_MISUSE
     title = "Diagnosis failed"
 
 
 class BadWindow(DiagnosisError):
     http_status = 400
-    exit_code = EXIT_MISUSE
     title = "Window makes no sense"
 
 
@@ -184,6 +203,7 @@ class WrongHost(CollectorError):
 
 class NotFound(CollectorError):
     http_status = 404
+    exit_code = EXIT_MISUSE
     title = "Not found"
 
 

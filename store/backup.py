@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from engine_probe.errors import StoreError
+from engine_probe.errors import StoreError, StoreMisuse
 from engine_probe.events import KINDS
 from store.border import border
 from store.seal import sealed_files
@@ -40,14 +40,16 @@ class BackupReport:
 def backup(store: DuckDBStore, path: Path, progress: Callable[[str], None] | None = None) -> BackupReport:
     """Copy the database to `path`, its sealed files to the folder beside it.
 
-    Raises StoreError where one of them exists or their folder does not, DiskFull where the copy does not fit.
+    Raises StoreMisuse where one of them exists or their folder does not, DiskFull where the copy does not fit.
     """
     folder = path.with_name(f"{path.stem}.parquet")
     for place in (path, folder):
         if place.exists():
-            raise StoreError(f"{place} exists already. Give a path where nothing is, or move it away.", path=str(place))
+            raise StoreMisuse(
+                f"{place} exists already. Give a path where nothing is, or move it away.", path=str(place)
+            )
     if not path.parent.is_dir():
-        raise StoreError(f"The folder {path.parent} does not exist. Make it, or give another path.", path=str(path))
+        raise StoreMisuse(f"The folder {path.parent} does not exist. Make it, or give another path.", path=str(path))
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     try:

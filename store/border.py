@@ -12,10 +12,27 @@ from pathlib import Path
 
 import duckdb
 
-from engine_probe.errors import BatchRejected, DiskFull, KvscopeError, QueryKilled, StoreBusy, StoreError
+from engine_probe.errors import (
+    BatchRejected,
+    DiskFull,
+    KvscopeError,
+    QueryKilled,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreMisuse,
+)
 
 _NO_SPACE = re.compile(
     r"no space left|disk quota exceeded|file too large|enospc|edquot|efbig|max_temp_directory_size", re.I
+)
+_DAMAGE = re.compile(
+    r"could not read enough bytes|corrupt|checksum|serializ|failed to load metadata|invalid block|replaying wal", re.I
+)
+_OF_THE_FILE = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
+_RESTORE = (
+    "Move it (and its .wal file) away to start afresh, or restore a copy made with `kvscope store backup`; "
+    "rows that were sealed are still in the Parquet folder beside it."
 )
 _HOLDER = re.compile(r"held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
 _BAD_ROWS = (
@@ -58,6 +75,10 @@ def translate(error: BaseException, url: str, *, writing: bool = False) -> Store
             "Ask for a smaller window, or raise the store's memory limit.",
             url=url,
         )
+    if isinstance(error, _OF_THE_FILE) and _DAMAGE.search(first_line):
+        return StoreDamaged(
+            f"The store {url} is damaged: {first_line}. {_RESTORE}", url=url, error=type(error).__name__
+        )
     return StoreError(f"The store {url} failed: {first_line}", url=url, error=type(error).__name__)
 
 
@@ -75,13 +96,13 @@ def opening_error(error: BaseException, path: Path, *, read_only: bool) -> Store
             retry_after_s=5,
         )
     if "not a valid DuckDB database" in text:
-        return StoreError(
+        return StoreMisuse(
             f"{path} is a file, but not a DuckDB database. Give another path with --store, or move that file away.",
             path=str(path),
         )
     if re.search(r"permission denied|read-only file system|cannot open file .* in read-only", text, re.I):
         wanted = "read" if read_only else "written"
-        return StoreError(
+        return StoreMisuse(
             f"{path} cannot be {wanted}: permission denied. Give this user the right to the file and its folder, "
             "or another path with --store.",
             path=str(path),
@@ -100,22 +121,22 @@ def opening_error(error: BaseException, path: Path, *, read_only: bool) -> Store
         re.search(r"version number|newer version|storage version|could not read|serializ", text, re.I)
         and "version" in text
     ):
-        return StoreError(
+        return StoreMisuse(
             f"{path} was written by another release of DuckDB that this one cannot read: {text.splitlines()[0]}. "
             "Use the kvscope release that wrote it to export it (`kvscope store export`).",
             path=str(path),
         )
-    return StoreError(
-        f"{path} cannot be opened; it looks damaged: {text.splitlines()[0] if text else type(error).__name__}. "
-        "Move it (and its .wal file) away to start afresh, or restore a copy made with `kvscope store backup`; "
-        "rows that were sealed are still in the Parquet folder beside it.",
+    if not isinstance(error, _OF_THE_FILE) or not _DAMAGE.search(text):
+        return StoreError(f"{path} cannot be opened: {text.splitlines()[0] if text else type(error).__name__}.")
+    return StoreDamaged(
+        f"{path} cannot be opened; it looks damaged: {text.splitlines()[0] if text else type(error).__name__}. {_RESTORE}",
         path=str(path),
     )
 
 
 def no_database(path: Path) -> StoreError:
     """There is no file where one must be."""
-    return StoreError(
+    return StoreMisuse(
         f"There is no database at {path}. `kvscope import PATH` or `kvscope serve` makes one; "
         "or give the path of an existing one with --store.",
         path=str(path),

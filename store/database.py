@@ -17,7 +17,7 @@ from typing import Final
 
 import duckdb
 
-from engine_probe.errors import DiskFull, StoreBusy, StoreError
+from engine_probe.errors import DiskFull, StoreBusy, StoreError, StoreMisuse
 from store.border import border, no_database, opening_error
 
 MEMORY: Final = ":memory:"
@@ -185,17 +185,19 @@ class Database:
             raise opening_error(error, self.path, read_only=read_only) from error
 
     def _check_place(self, path: Path, read_only: bool) -> None:
-        """StoreErrors for what DuckDB would explain badly."""
+        """StoreMisuse for what DuckDB would explain badly."""
         if path.is_dir():
-            raise StoreError(
+            raise StoreMisuse(
                 f"{path} is a folder. Give the path of a database file, such as {path / 'kvscope.duckdb'}."
             )
+        if path.exists() and not path.is_file():
+            raise StoreMisuse(f"{path} is no file that can hold a database. Give another path with --store.")
         if not path.parent.is_dir():
-            raise StoreError(f"The folder {path.parent} does not exist. Make it, or give another path with --store.")
+            raise StoreMisuse(f"The folder {path.parent} does not exist. Make it, or give another path with --store.")
         if read_only and not path.exists():
             raise no_database(path)
         if not read_only and not os.access(path.parent, os.W_OK):
-            raise StoreError(
+            raise StoreMisuse(
                 f"The folder {path.parent} cannot be written, and a database needs its log beside it. "
                 "Give this user the right to it, or another path with --store.",
                 path=str(path),

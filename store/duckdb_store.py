@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from engine_probe.errors import KvscopeError, StoreBusy, StoreError
+from engine_probe.errors import KvscopeError, StoreBusy, StoreError, StoreMisuse
 from engine_probe.events import KINDS
 from store.books import Books
 from store.border import border
@@ -243,7 +243,7 @@ class DuckDBStore:
 
     def _writing(self) -> Writer:
         if self._writer is None:
-            raise StoreError(f"The store {self.url} was opened for reading only. Open it for writing.", url=self.url)
+            raise StoreMisuse(f"The store {self.url} was opened for reading only. Open it for writing.", url=self.url)
         return self._writer
 
     def _prepare(self, read_only: bool) -> None:
@@ -255,7 +255,7 @@ class DuckDBStore:
                 install_views(cursor)
                 recover(cursor, self.parquet_dir)
             elif todo := pending(cursor, self.url, load()):
-                raise StoreError(
+                raise StoreMisuse(
                     f"{self.url} has an older schema ({len(todo)} migrations behind) and was opened for reading only. "
                     f"Run `kvscope store migrate --store {self.url}` first.",
                     url=self.url,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from engine_probe.errors import StoreError, UsageError
+from engine_probe.errors import StoreMisuse, UsageError
 from engine_probe.events import CONTRACT_VERSION, KINDS, column_names
 from store.interface import Window
 from store.statements import in_window, instant_column, literal, render_literal, table_of
@@ -45,7 +45,7 @@ def export(
 ) -> list[ExportedFile]:
     """Write one file a kind that has rows in the window; a request belongs to its arrival, the rest to `at_ns`.
 
-    Raises UsageError for an unknown format, StoreError for an unknown kind or a file that is there already.
+    Raises UsageError for an unknown format, StoreMisuse for an unknown kind or a file that is there already.
     """
     if file_format not in FORMATS:
         raise UsageError(f"There is no format {file_format!r}. The formats are {', '.join(FORMATS)}.")
@@ -67,7 +67,7 @@ def _export_kind(
 ) -> ExportedFile | None:
     target = folder / f"{kind}.{file_format}"
     if target.exists():
-        raise StoreError(f"{target} exists already. Give an empty folder.", path=str(target))
+        raise StoreMisuse(f"{target} exists already. Give an empty folder.", path=str(target))
     condition = " AND ".join(render_literal(part) for part in in_window(kind, window))
     source = f'FROM "{kind}" WHERE {condition} ORDER BY {instant_column(kind)}, rowid'
     temporary = folder / f"{kind}.{file_format}.tmp"

@@ -22,7 +22,7 @@ import duckdb
 import psycopg
 import pyarrow as pa
 
-from engine_probe.errors import StoreBusy, StoreError
+from engine_probe.errors import StoreBusy, StoreError, StoreMisuse
 from engine_probe.events import KINDS
 from store.border import border
 from store.conform import check_batch, contract_types
@@ -46,10 +46,10 @@ class LakeUrl:
 
     @classmethod
     def parse(cls, url: str) -> LakeUrl:
-        """Raises StoreError where `url` is none."""
+        """Raises StoreMisuse where `url` is none."""
         found = _URL.fullmatch(url)
         if found is None or not found["dsn"].strip():
-            raise StoreError(
+            raise StoreMisuse(
                 f"{_hidden(url)} is no lake URL. Write ducklake:postgres:host=... dbname=...?data_path=/folder.",
                 url=_hidden(url),
             )
@@ -173,7 +173,7 @@ class LakeStore:
         self.close()
 
     def _absent(self, what: str) -> StoreError:
-        return StoreError(
+        return StoreMisuse(
             f"The lake does not have {what} yet. Use a DuckDB store (--store PATH) for it.", url=self.url, absent=what
         )
 
@@ -211,18 +211,18 @@ class LakeStore:
 
 
 def extension_path(name: str) -> Path:
-    """The DuckDB extension `name` from its wheel (`duckdb-extension-...`); StoreError where it is not installed."""
+    """The DuckDB extension `name` from its wheel (`duckdb-extension-...`); StoreMisuse where it is not installed."""
     try:
         module = importlib.import_module(f"duckdb_extension_{name}")
     except ImportError:
-        raise StoreError(
+        raise StoreMisuse(
             f"The lake needs DuckDB's extension {name}, which is not installed. pip install 'kvscope[lake]'",
             extension=name,
         ) from None
     folder = Path(str(module.__file__)).parent / "extensions" / f"v{duckdb.__version__}"
     path = folder / f"{name}.duckdb_extension"
     if not path.exists():
-        raise StoreError(
+        raise StoreMisuse(
             f"The installed extension {name} is not made for DuckDB {duckdb.__version__}. Reinstall: "
             "pip install 'kvscope[lake]'",
             extension=name,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import duckdb
 
-from engine_probe.errors import SchemaTooNew, StoreError
+from engine_probe.errors import SchemaTooNew, StoreError, StoreMisuse
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ def applied(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, str, str]]
 
 
 def pending(connection: duckdb.DuckDBPyConnection, url: str, migrations: Sequence[Migration]) -> list[Migration]:
-    """What is still to do. SchemaTooNew; StoreError where a released file changed or the database is not ours."""
+    """What is still to do. SchemaTooNew; StoreMisuse where it is none of ours; StoreError where a released file changed."""
     done = applied(connection)
     if not done and (strangers := _tables(connection) - {"schema_migration"}):
-        raise StoreError(
+        raise StoreMisuse(
             f"{url} is a DuckDB database, but not one of kvscope (it holds {', '.join(sorted(strangers)[:3])}). "
             "Give another path with --store.",
             url=url,

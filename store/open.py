@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_probe.errors import StoreError
+from engine_probe.errors import StoreMisuse
 
 if TYPE_CHECKING:
     from store.duckdb_store import DuckDBStore
@@ -24,7 +24,8 @@ def open_store(url: str, *, read_only: bool = False, must_exist: bool = False, *
 
     `must_exist`: do not make a file where there is none. Options go to `DuckDBStore`: num_readers, memory_limit_bytes,
     max_queued_batches, max_queued_bytes, clock.
-    Raises StoreError (no such place, no database, damaged), StoreBusy (another process holds it), SchemaTooNew.
+    Raises StoreMisuse (no such place, no database of ours), StoreDamaged, StoreBusy (another process holds it),
+    SchemaTooNew, DiskFull.
     """
     from store.border import no_database
     from store.duckdb_store import DuckDBStore
@@ -36,9 +37,9 @@ def open_store(url: str, *, read_only: bool = False, must_exist: bool = False, *
 
 
 def path_of(url: str) -> str:
-    """Path of the DuckDB file that `url` names; StoreError where it names something else."""
+    """Path of the DuckDB file that `url` names; StoreMisuse where it names something else."""
     if not url.strip():
-        raise StoreError("The store's path is empty. Give a path such as ./kvscope.duckdb with --store.")
+        raise StoreMisuse("The store's path is empty. Give a path such as ./kvscope.duckdb with --store.")
     if url == ":memory:":
         return url
     found = _SCHEME.fullmatch(url)
@@ -46,11 +47,11 @@ def path_of(url: str) -> str:
         return url
     if found["scheme"] == "duckdb":
         if not found["rest"].startswith("///") or len(found["rest"]) == 3:
-            raise StoreError(
+            raise StoreMisuse(
                 f"{url} is no store URL. Write duckdb:///relative/path or duckdb:////absolute/path.", url=url
             )
         return found["rest"][3:]
-    raise StoreError(
+    raise StoreMisuse(
         f"{url} names a kind of store ({found['scheme']}) that this release does not have. "
         "Give a path, or duckdb:///path of a DuckDB file.",
         url=url,

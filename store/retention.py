@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from engine_probe.errors import DiskFull, StoreError
+from engine_probe.errors import DiskFull, StoreMisuse
 from engine_probe.events import KINDS
 from store.deletion import Progress, delete_files, delete_rows, delete_through, forget_run
 from store.interface import KEY_EPOCH
@@ -94,10 +94,10 @@ def prune(store: DuckDBStore, policy: RetentionPolicy, progress: Progress | None
 
 
 def drop_run(store: DuckDBStore, run_id: str, progress: Progress | None = None) -> PruneReport:
-    """Delete one imported run: its rows and its sealed files. StoreError where there is no such run."""
+    """Delete one imported run: its rows and its sealed files. StoreMisuse where there is no such run."""
     if run_id not in store.runs():
         known = ", ".join(store.runs()) or "none"
-        raise StoreError(f"There is no run {run_id!r} in {store.url}. The runs are: {known}.", run_id=run_id)
+        raise StoreMisuse(f"There is no run {run_id!r} in {store.url}. The runs are: {known}.", run_id=run_id)
     tell = progress or (lambda _: None)
     with store.upkeep:
         removed: dict[str, int] = {}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow.parquet as pq
 
-from engine_probe.errors import StoreError
+from engine_probe.errors import StoreError, StoreMisuse
 from engine_probe.events import KINDS
 from store.statements import literal
 
@@ -79,7 +79,7 @@ def seal(
     """
     folder = store.parquet_dir
     if folder is None:
-        raise StoreError("A store in memory has no folder to seal into. Open a file.", url=store.url)
+        raise StoreMisuse("A store in memory has no folder to seal into. Open a file.", url=store.url)
     through_ns = store.now_ns() - round(older_than_s * 1e9)
     rows: dict[str, int] = {}
     num_files = num_bytes = 0

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from duckdb_sqlalchemy import Dialect
 
-from engine_probe.errors import StoreError
+from engine_probe.errors import StoreError, StoreMisuse
 from store.interface import Window
 from store.tables import TABLES
 
@@ -69,7 +69,7 @@ def select_rows(
     """Rows of one kind in a window; see `Store.rows`."""
     table = table_of(kind)
     if unknown := [name for name in columns or () if name not in table.c]:
-        raise StoreError(
+        raise StoreMisuse(
             f"The kind {kind} has no column {', '.join(unknown)}. It has {', '.join(table.c.keys())}.", kind=kind
         )
     statement = sa.select(*(table.c[name] for name in columns or table.c.keys()[:-2])).where(*in_window(kind, window))
@@ -83,9 +83,9 @@ def select_rows(
 
 
 def table_of(kind: str) -> sa.Table:
-    """Table of a kind; StoreError naming the known kinds where there is none."""
+    """Table of a kind; StoreMisuse naming the known kinds where there is none."""
     if kind not in TABLES:
-        raise StoreError(f"There is no kind {kind!r}. The kinds are {', '.join(TABLES)}.", kind=kind)
+        raise StoreMisuse(f"There is no kind {kind!r}. The kinds are {', '.join(TABLES)}.", kind=kind)
     return TABLES[kind]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, say
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, say
 from engine_probe.errors import CollectorUnreachable, StoreBusy, UsageError
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ def _write(result: SqlResult, chosen: str, output: Path | None) -> None:
     """Write the rows; a file appears whole or not at all."""
     body = _WRITERS[chosen](result)
     if output is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(body)
-        sys.stdout.flush()
+        emit_bytes(body)
         return
     partial = output.with_name(output.name + ".part")
     try:

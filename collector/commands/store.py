@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
-from engine_probe.errors import EXIT_FINDING, UsageError
+from engine_probe.errors import EXIT_FINDING, StoreDamaged, UsageError
 
 if TYPE_CHECKING:
     from store.retention import PruneReport
@@ -106,12 +107,17 @@ def prune(
 
 def verify(store: StoreOption = DEFAULT_STORE, json: JsonOption = False) -> None:
     """Check tables, batch identities, row counts, sealed files and nulls. Exit 1 where something is wrong."""
+    from store.interface import Problem
     from store.open import open_store
 
-    with open_store(store, read_only=True) as opened:
-        say(f"checking {store}")
-        problems = opened.verify()
-        rows = sum(opened.stats().rows.values())
+    problems: Sequence[Problem]
+    try:
+        with open_store(store, read_only=True) as opened:
+            say(f"checking {store}")
+            problems = opened.verify()
+            rows = sum(opened.stats().rows.values())
+    except StoreDamaged as damage:
+        problems = [Problem(store, damage.message)]
     if json:
         emit_json({"store": store, "sound": not problems, "problems": [asdict(problem) for problem in problems]})
     elif problems:

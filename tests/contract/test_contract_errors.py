@@ -10,7 +10,7 @@ import pytest
 
 import engine_probe
 from engine_probe import errors
-from engine_probe.errors import EXIT_FINDING, EXIT_MISUSE, EXIT_UNREACHABLE, KvscopeError
+from engine_probe.errors import EXIT_MISUSE, EXIT_UNREACHABLE, KvscopeError
 from engine_probe.row_errors import invalid_rows
 
 
@@ -30,7 +30,7 @@ for module in pkgutil.iter_modules(engine_probe.__path__):
 def test_every_error_has_a_status_an_exit_code_and_a_title(error: type[KvscopeError]) -> None:
     """The border can show any error without knowing it."""
     assert 400 <= error.http_status <= 599
-    assert error.exit_code in (EXIT_FINDING, EXIT_MISUSE, EXIT_UNREACHABLE)
+    assert error.exit_code in (EXIT_MISUSE, EXIT_UNREACHABLE)
     assert "title" in error.__dict__, "a title of its own, not its parent's"
     assert error.title[0].isupper() or error is KvscopeError
     assert not error.title.endswith(".")

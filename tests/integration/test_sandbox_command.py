@@ -157,7 +157,7 @@ def test_explain_prints_the_plan_as_it_is(kvscope: Run, path: Path) -> None:
         (["SELECT INTERVAL 1 DAY AS i", "-o", "result.parquet"], 2, "Parquet cannot hold this result"),
         (
             ["SELECT count(*) FROM range(1e9::BIGINT) a, range(1e9::BIGINT) b", "--timeout", "0.3"],
-            1,
+            2,
             "ran longer than 0.3 s",
         ),
         (["SELECT 1", "--max-rows", "-1"], 2, "max-rows"),
@@ -167,7 +167,7 @@ def test_explain_prints_the_plan_as_it_is(kvscope: Run, path: Path) -> None:
 def test_a_mistake_is_told_with_its_exit_code(
     kvscope: Run, path: Path, arguments: list[Any], code: int, said: str
 ) -> None:
-    """2 for misuse, 1 for what did not succeed, 3 for nobody there; nothing on stdout, no traceback."""
+    """2 for misuse (asking for too much is one), 3 for nobody there; nothing on stdout, no traceback."""
     answer = kvscope("--store", path, *arguments)
     assert answer.code == code
     assert said in answer.err
@@ -178,7 +178,7 @@ def test_a_mistake_is_told_with_its_exit_code(
 def test_a_store_that_is_not_there_is_said(kvscope: Run, tmp_path: Path) -> None:
     """And none is made."""
     answer = kvscope("--store", tmp_path / "absent.duckdb", "SELECT 1")
-    assert answer.code == 1
+    assert answer.code == 2
     assert "There is no database at" in answer.err
     assert not (tmp_path / "absent.duckdb").exists()
 

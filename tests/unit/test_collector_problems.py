@@ -22,7 +22,7 @@ def all_errors(kind: type[KvscopeError] = KvscopeError) -> Iterator[type[Kvscope
 def test_every_error_has_status_exit_code_title_and_a_problem_document(kind: type[KvscopeError]) -> None:
     """Whoever adds an error gets its HTTP answer and its exit code with it."""
     assert 400 <= kind.http_status < 600
-    assert kind.exit_code in (errors.EXIT_FINDING, errors.EXIT_MISUSE, errors.EXIT_UNREACHABLE)
+    assert kind.exit_code in (errors.EXIT_MISUSE, errors.EXIT_UNREACHABLE)
     assert kind.title
     document = problems.document(kind("something happened", place="here"))
     assert document["status"] == kind.http_status
@@ -46,8 +46,12 @@ def test_facts_do_not_replace_the_standard_members() -> None:
 
 
 def test_facts_that_json_cannot_say_are_said_in_words() -> None:
-    """NaN keeps its name (JSON would make it null), long text is cut, bytes and sets are text."""
-    document = problems.document(InvalidRows("bad", value=float("nan"), text="x" * 9999, raw=b"\x00", deep={"a": {1}}))
+    """NaN keeps its name (JSON would make it null), long text is cut, bytes and sets are text, and so is what UTF-8 or
+    64 bits cannot hold."""
+    document = problems.document(
+        InvalidRows("bad \udcff", value=float("nan"), text="x" * 9999, raw=b"\x00", deep={"a": {1}}, huge=10**30)
+    )
+    assert (document["huge"], document["detail"]) == ("1" + "0" * 30, "bad \\udcff")
     assert document["value"] == "nan"
     assert len(document["text"]) < 600
     assert document["raw"] == "b'\\x00'"

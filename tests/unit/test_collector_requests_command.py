@@ -103,14 +103,14 @@ def test_show_tells_the_course(kvscope: Kvscope, store: Path) -> None:
         (("list", "--cursor", "x"), 2, "cursor"),
         (("list", "--url", "http://127.0.0.1:1"), 3, "no collector answers"),
         (("list", "--url", "nonsense"), 3, "nonsense"),
-        (("show", "nobody"), 1, "no row of request 'nobody'"),
+        (("show", "nobody"), 2, "no row of request 'nobody'"),
         (("list", "--limit", "0"), 2, "limit"),
     ],
 )
 def test_misuse_is_said_with_its_exit_code(
     kvscope: Kvscope, store: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    """2 misuse, 3 unreachable, 1 not found; one line on stderr."""
+    """2 misuse (a name that is not there too), 3 unreachable; one line on stderr."""
     ended = kvscope("requests", *arguments, "--store", store)
     assert (ended.code, ended.out) == (code, "")
     assert said in ended.err

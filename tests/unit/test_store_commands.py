@@ -66,6 +66,23 @@ def test_verify_exits_1_and_names_the_problem(kvscope, database):
     assert json.loads(out)["problems"][0]["where"] == "step"
 
 
+@pytest.mark.parametrize("left", [0.5, 0.9], ids=["half", "nearly all"])
+def test_verify_of_a_damaged_file_is_a_finding(kvscope, database, left):
+    """A file that was cut off fails the check: exit 1 and the problem, in text and as one JSON document."""
+    with open_store(database) as store:
+        store.append(batch({"step": [step(n, policy=f"p{n}") for n in range(20_000)]}, seq=1))
+        store.checkpoint()
+    with open(database, "rb+") as file:
+        file.truncate(int(file.seek(0, 2) * left))
+    code, out, err = kvscope("store", "verify", "--store", database)
+    assert code == 1, err
+    assert "damaged" in out
+    assert "restore a copy made with `kvscope store backup`" in out
+    code, out, _ = kvscope("store", "verify", "--store", database, "--json")
+    assert (code, json.loads(out)["sound"]) == (1, False)
+    assert "damaged" in json.loads(out)["problems"][0]["statement"]
+
+
 def test_export_of_a_run(kvscope, database, tmp_path):
     """The run's rows go to one file a kind; a second export into the same folder is refused."""
     code, out, err = kvscope("store", "export", tmp_path / "out", "--window", "exp", "--store", database, "--json")
@@ -74,7 +91,7 @@ def test_export_of_a_run(kvscope, database, tmp_path):
     assert (file["kind"], file["num_rows"], file["path"]) == ("step", 3, str(tmp_path / "out" / "step.parquet"))
     assert "wrote 3 step rows" in err
     code, _, err = kvscope("store", "export", tmp_path / "out", "--window", "exp", "--store", database)
-    assert code == 1
+    assert code == 2
     assert "exists already" in err
 
 
@@ -105,23 +122,25 @@ def test_backup(kvscope, database, tmp_path):
     assert "4 rows, 0 sealed files" in out
     assert kvscope("store", "verify", "--store", target)[0] == 0
     code, _, err = kvscope("store", "backup", target, "--store", database)
-    assert code == 1
+    assert code == 2
     assert "exists already" in err
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["verify", "--store", "{tmp}/none.duckdb"], 1, "There is no database"),
-        (["prune", "--store", "{tmp}/none.duckdb"], 1, "There is no database"),
-        (["backup", "{tmp}/x.duckdb", "--store", "{tmp}/none.duckdb"], 1, "There is no database"),
+        (["verify", "--store", "{tmp}/none.duckdb"], 2, "There is no database"),
+        (["prune", "--store", "{tmp}/none.duckdb"], 2, "There is no database"),
+        (["backup", "{tmp}/x.duckdb", "--store", "{tmp}/none.duckdb"], 2, "There is no database"),
         (["prune", "--older-than", "soon", "--store", "{db}"], 2, "'soon' is no duration"),
         (["prune", "--max-bytes", "much", "--store", "{db}"], 2, "'much' is no size"),
-        (["prune", "--run", "nope", "--store", "{db}"], 1, "no run 'nope'"),
+        (["prune", "--run", "nope", "--store", "{db}"], 2, "no run 'nope'"),
         (["export", "{tmp}/o", "--format", "xlsx", "--store", "{db}"], 2, "no format 'xlsx'"),
-        (["export", "{tmp}/o", "--kind", "steps", "--store", "{db}"], 1, "no kind 'steps'"),
+        (["export", "{tmp}/o", "--kind", "steps", "--store", "{db}"], 2, "no kind 'steps'"),
         (["export", "{tmp}/o", "--window", "nope", "--store", "{db}"], 2, "nope"),
-        (["verify", "--store", "mysql://x"], 1, "Give a path"),
+        (["verify", "--store", "mysql://x"], 2, "Give a path"),
+        (["verify", "--store", "/dev/null"], 2, "no file that can hold a database"),
+        (["export", "{db}/o", "--store", "{db}"], 2, "Not a directory"),
     ],
 )
 def test_misuse_is_told_in_one_line(kvscope, database, tmp_path, words, code, says):
