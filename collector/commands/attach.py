@@ -92,9 +92,10 @@ def register(app: typer.Typer) -> None:
         from engine_probe.adapters.registry import adapter
         from engine_probe.adapters.worker_map import WorkerMap
         from engine_probe.attach.fetch import trust
+        from engine_probe.attach.follower import AttachOptions
         from engine_probe.attach.names import source_name
         from engine_probe.attach.salt import default_path, read_salt
-        from engine_probe.attach.session import AttachOptions, AttachSession
+        from engine_probe.attach.session import AttachSession
 
         adapter(engine)  # a name that nobody knows is refused before anything is opened
         if to is not None and store is not None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_probe.attach.session import AttachOptions, AttachSession, Summary
+from engine_probe.attach.follower import AttachOptions
+from engine_probe.attach.session import AttachSession, Summary
 from tests.attach_engine import ListSink
 from tests.servers import require, running_llama_server, running_router
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine_probe.attach.session import AttachOptions, AttachSession, Summary
+from engine_probe.attach.follower import AttachOptions
+from engine_probe.attach.session import AttachSession, Summary
 from engine_probe.errors import EngineUnreachable, UnknownFormat
 from engine_probe.schema import table_from_rows
 from engine_probe.validate import validate
@@ -166,7 +167,7 @@ def test_a_page_that_turns_bad_is_an_outage_not_a_crash(engine: FakeEngine) -> N
         engine.set_metrics("<html>502</html>")
         attached.until(lambda: "worker_down" in attached.marks())
         engine.set_metrics("key", status=401)
-        attached.until(lambda: attached.session._scraper.failures >= 3)
+        attached.until(lambda: attached.session._follower.scraper.failures >= 3)
         engine.set_metrics(page(num_preemptions_total=1.0))
         attached.until(lambda: 1.0 in attached.values("preemptions_total"))
     assert attached.error is None
@@ -267,7 +268,7 @@ def test_spans_are_left_out_where_the_plugin_reports_the_same_requests(engine: F
         attached.until(lambda: len(attached.said) >= 6)
         attached.session._spans([row])
         engine.set_metrics(page(plugin="p", start_s=1_700_000_500.0))
-        attached.until(lambda: attached.session._scraper.discovery.plugin_worker == "p")
+        attached.until(lambda: attached.session._follower.scraper.discovery.plugin_worker == "p")
         attached.session._spans([row])
     assert [(r["request_id"], r["model"]) for r in attached.sink.rows("request")] == [("r", "tiny")]
 
@@ -286,8 +287,8 @@ def test_a_sink_in_trouble_is_said_once_and_so_is_its_end(engine: FakeEngine) ->
         attached.until(lambda: len(attached.said) >= 6)
         attached.trouble = "the collector wants a token"
         attached.until(lambda: "Rows are kept back: the collector wants a token" in attached.said)
-        scrapes = attached.session._scraper.scrapes
-        attached.until(lambda: attached.session._scraper.scrapes > scrapes + 2)
+        scrapes = attached.session._follower.scraper.scrapes
+        attached.until(lambda: attached.session._follower.scraper.scrapes > scrapes + 2)
         attached.trouble = None
         attached.until(lambda: attached.said[-1] == "Rows are taken again.")
     assert len(attached.said) == 8
