@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from diagnosis.arms import Arm
 from diagnosis.bootstrap import widen
-from diagnosis.coalitions import Arm, Game, Play
+from diagnosis.coalitions import Game, Play
+from diagnosis.draws import derived_seed, interval_95
 from diagnosis.quantiles import F64, expected_shortfall, nearest_rank, parse_quantile
-from diagnosis.significance import MIN_FOR_MEAN, derived_seed, interval_95, sufficient
+from diagnosis.significance import MIN_FOR_MEAN
+from diagnosis.sufficiency import sufficient
 from engine_probe.errors import BadWindow, DiagnosisError
 
 MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row

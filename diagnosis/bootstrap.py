@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.quantiles import F64, Index, allowed_above, rank_order
+from diagnosis.quantiles import F64, Counts, Index, allowed_above, rank_order
 from engine_probe.errors import DiagnosisError
 
 MIN_BLOCKS = 20  # fewer blocks than this and their spread says nothing about the spread of the whole
@@ -41,12 +41,12 @@ class Correlation:
     missed: float = 1.0
 
 
-def correlation(values: F64, q: str) -> Correlation:
+def correlation(values: F64, q: str, order: Index | None = None) -> Correlation:
     """Correlation of values [n] in arrival order, looked at where the quantile q is decided.
 
     Both the exceedances of a level (the quantile itself, or lower until 50 requests exceed it) and the ranks of all
     values are looked at, since the same blocks serve the quantile and the mean; the longer block counts. A block is at
-    least 1 and n/5000 requests and at most n/20, so that 20 blocks remain.
+    least 1 and n/5000 requests and at most n/20, so that 20 blocks remain. order spares sorting again.
     """
     values = np.asarray(values, dtype=np.float64)
     if values.size < 4:
@@ -55,7 +55,7 @@ def correlation(values: F64, q: str) -> Correlation:
     longest = max(1, values.size // MIN_BLOCKS)
     if longest == 1:
         return Correlation(tail.lag, 1)
-    body = _memory(ranks(values))
+    body = _memory(ranks(values, order))
     wanted = max(values.size // MAX_BLOCKS, *(memory.block_length(values.size) for memory in (tail, body)))
     block = min(longest, wanted)
     return Correlation(tail.lag, block, max(tail.missed(block), body.missed(block)))
@@ -87,9 +87,9 @@ def exceedances(values: F64, wanted: int) -> npt.NDArray[np.bool_]:
     return above if strictly > 0 and reaching.all() else reaching
 
 
-def ranks(values: F64) -> F64:
+def ranks(values: F64, order: Index | None = None) -> F64:
     """Ranks of the values, equal ones sharing their middle rank: no outlier hides a correlation, no tie makes one."""
-    order = rank_order(values)
+    order = rank_order(values) if order is None else order
     ordered = values[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     sizes = np.diff(np.append(starts, values.size))
@@ -125,6 +125,13 @@ class Runs:
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def rows(self, rows: Index) -> Runs:
+        """Some of these replicates."""
+        return Runs(self.n, self.starts[rows], self.lengths)
+
     def counts(self) -> npt.NDArray[np.uint16]:
         """How often each request is drawn, [rows, n]."""
         rows = self.starts.shape[0]
@@ -155,18 +162,27 @@ class Runs:
         out[:, by_place] = found
         return out
 
-    def sums(self, through: F64) -> F64:
+    def sums(self, through: Counts) -> Counts:
         """Sum of the drawn values in each replicate, [rows]; `through` comes from `twice_through`."""
-        return np.asarray((through[self.starts + self.lengths] - through[self.starts]).sum(axis=1))
+        length, last = int(self.lengths[0]), self.starts[:, -1]
+        of_run = through[length : length + self.n] - through[: self.n]  # by where the run starts
+        drawn = of_run.take(self.starts)
+        drawn[:, -1] = through[last + self.lengths[-1]] - through[last]
+        return np.asarray(drawn.sum(axis=1))
 
 
-def twice_through(values: F64) -> F64:
+def twice_through(values: Counts) -> Counts:
     """Cumulative sums of values [n] gone through twice, [2 n + 1]: any circular run's sum is one difference."""
-    return np.concatenate([[0.0], np.cumsum(np.concatenate([values, values]))])
+    through = np.zeros(2 * values.size + 1, dtype=np.int32 if values.dtype == np.bool_ else values.dtype)
+    np.cumsum(np.concatenate([values, values]), out=through[1:])
+    return through
 
 
-def iter_runs(n: int, block: int, replicates: int, seed: int) -> Iterator[Runs]:
-    """Circular block bootstrap as runs, in chunks of bounded memory. Raises DiagnosisError for sizes below 1."""
+def iter_runs(n: int, block: int, replicates: int, seed: int, *, dense: bool = True) -> Iterator[Runs]:
+    """Circular block bootstrap as runs, in chunks of bounded memory. Raises DiagnosisError for sizes below 1.
+
+    dense: chunks so small that `counts` of one is small too; the draws are the same either way.
+    """
     if n < 1 or block < 1 or replicates < 0:
         raise DiagnosisError(f"a bootstrap of {n} requests in blocks of {block}, {replicates} times, makes no sense")
     block = min(block, n)
@@ -174,7 +190,7 @@ def iter_runs(n: int, block: int, replicates: int, seed: int) -> Iterator[Runs]:
     num_blocks = -(-n // block)
     lengths = np.full(num_blocks, block, dtype=np.int64)
     lengths[-1] = n - (num_blocks - 1) * block
-    rows_at_once = max(1, CHUNK_ELEMENTS // n)
+    rows_at_once = max(1, CHUNK_ELEMENTS // (n if dense else num_blocks))
     for first in range(0, replicates, rows_at_once):
         rows = min(rows_at_once, replicates - first)
         starts = rng.integers(0, n, size=(rows, num_blocks))

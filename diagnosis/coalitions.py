@@ -2,33 +2,27 @@
 
 Idea: in coalition S the suspect's requests keep their own seconds for the causes in S and get the baseline's seconds at
 the same rank for the others. Most requests can be neither the quantile nor in its tail whatever S is, so only their
-number matters. Orders are sorted once; a replicate only counts how often each request was drawn. Bounds that hold while
-the drawn ranks stay inside a band say in advance who can matter; a replicate that leaves the band looks at everyone.
+number matters. Who can is worked out once, from bounds that hold while the drawn ranks stay inside a band (`arms.py`); a
+replicate that leaves the band, or has too few of the certainly large ones, looks at everyone.
 
 Invariant: pruning never changes a value. Equal windows give equal columns, hence exact zeros.
-Source: Shapley 1953; the band is 4.5 standard deviations of a block-resampled distribution function.
+Source: Shapley 1953.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import factorial
 
 import numpy as np
-import numpy.typing as npt
 
-from diagnosis.bootstrap import correlation, iter_block_counts, repeat_counts
+from diagnosis.arms import Arm, sum_rows
 from diagnosis.quantiles import (
     F64,
     Counts,
     Index,
     descending_order,
-    kish,
     parse_quantile,
-    rank_order,
-    tail_index,
     tail_indices,
     tail_limit,
 )
@@ -49,106 +43,15 @@ class Play:
     work: int
 
 
-class Arm:
-    """One window as the game sees it: a column a player, their presorted orders, weights, how it is resampled.
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Requests [m] that may be in the tail, with their own seconds [g, m] and, column by column, the order [g, m] of their
+    places among all requests, and those places [g, m], rising."""
 
-    columns [g, n] seconds in arrival order; weights [n] > 0 or None; repeats [n] or None.
-    """
-
-    def __init__(
-        self,
-        columns: F64,
-        labels: list[str],
-        weights: F64 | None,
-        repeats: npt.NDArray[np.generic] | None,
-        q: str,
-        seed: int,
-    ) -> None:
-        self.columns, self.weights, self.repeats, self.q = columns, weights, repeats, q
-        self.g: int = columns.shape[0]
-        self.n: int = columns.shape[1]
-        self.total = sum_rows(columns)
-        self.by_total = descending_order(self.total)
-        self.correlation = correlation(self.total, q)
-        self.block = self.correlation.block
-        self.num_blocks: float = self.n / self.block
-        self.missed = self.correlation.missed
-        if repeats is not None:
-            self.num_blocks, self.missed = float(np.unique(repeats).size), 1.0
-        self.orders = np.empty((self.g, self.n), dtype=np.intp)
-        for k, label in enumerate(labels):
-            # Each part breaks its ties by a permutation of its own, else two parts that are both 0 would be matched
-            # to large baseline values on the same requests.
-            shuffle = np.random.default_rng([seed, zlib.crc32(label.encode())]).permutation(self.n)
-            self.orders[k] = rank_order(columns[k], shuffle)
-        self.ordered = np.take_along_axis(columns, self.orders, axis=1)
-        self.mass = np.ones(self.n, dtype=np.int64) if weights is None else weights
-        self.nominal = self.mass.sum()
-        self.through = self.cumulate(self.mass)
-        self.low, self.high = self._band()
-
-    def draw(self, replicates: int, seed: int) -> Iterator[Counts]:
-        """Mass of each request in each replicate: how often it was drawn, times its weight."""
-        chunks = (
-            iter_block_counts(self.n, self.block, replicates, seed)
-            if self.repeats is None
-            else iter([repeat_counts(self.repeats, replicates, seed)])
-        )
-        for counts in chunks:
-            for row in counts:
-                yield row if self.weights is None else row * self.weights
-
-    def cumulate(self, mass: Counts) -> Counts:
-        """Mass at or below each rank of each column, [g, n]."""
-        out = np.empty((self.g, self.n), dtype=np.float64 if mass.dtype.kind == "f" else np.int32)
-        for k in range(self.g):
-            np.cumsum(mass.take(self.orders[k]), out=out[k])
-        return out
-
-    def stays_in_band(self, through: Counts, total: float) -> bool:
-        """Whether every cumulative mass lies inside the band that the advance bounds assume."""
-        scale = self.nominal / total
-        for k in range(self.g):
-            row = through[k] if scale == 1.0 else through[k] * scale
-            if (row < self.low[k]).any() or (row > self.high[k]).any():
-                return False
-        return True
-
-    def _band(self) -> tuple[list[Counts], list[Counts]]:
-        """Lowest and highest cumulative mass expected of a replicate at each rank [n] of each column; both rise."""
-        scatter = self._inflation() / kish(np.asarray(self.mass, dtype=np.float64))
-        low: list[Counts] = []
-        high: list[Counts] = []
-        for through in self.through if self.weights is not None else self.through[:1]:
-            share = np.clip(through / self.nominal, 0.0, 1.0)
-            reach = self.nominal * (4.5 * np.sqrt(scatter * share * (1.0 - share)) + 10.0 * scatter)
-            lowest = np.maximum(np.maximum.accumulate(through - reach), 0.0)
-            highest = np.minimum(np.minimum.accumulate((through + reach)[::-1])[::-1], self.nominal)
-            if self.weights is None:
-                low.append(np.floor(lowest).astype(np.int32))
-                high.append(np.ceil(highest).astype(np.int32))
-            else:
-                low.append(lowest * (1 - 1e-9))
-                high.append(highest * (1 + 1e-9))
-        if self.weights is None:  # without weights every column counts alike
-            return low * self.g, high * self.g
-        return low, high
-
-    def _inflation(self) -> float:
-        """How much more a resampled share scatters than that of independent requests: 1 to the length of a block."""
-        if self.repeats is not None:
-            return float(self.n / self.num_blocks)
-        whole = self.n - self.n % self.block
-        worst = 1.0
-        for level in (0.5, 0.9, 0.99):
-            edges = self.ordered[:, int(level * (self.n - 1))]
-            above = (
-                (self.columns[:, :whole] > edges[:, None]).reshape(self.g, whole // self.block, self.block).sum(axis=2)
-            )
-            share = above.mean(axis=1) / self.block
-            ratio = above.var(axis=1) / np.maximum(self.block * share * (1.0 - share), 1e-9)
-            worst = max(worst, float(ratio.max(initial=0.0)))
-        return min(1.3 * worst, float(self.block))
+    requests: Index
+    own: F64
+    by_place: Index
+    places: Index
 
 
 class Game:
@@ -160,9 +63,11 @@ class Game:
         self.place = np.empty((self.g, suspect.n), dtype=np.intp)
         np.put_along_axis(self.place, suspect.orders, np.arange(suspect.n)[None, :], axis=1)
         lower, upper = self._advance_bounds()
-        self.by_lower, self.by_upper = descending_order(lower), descending_order(upper)
-        self.lower = lower[self.by_lower]
-        self.rising_upper = upper[self.by_upper][::-1]
+        by_lower = descending_order(lower)
+        self.certain = suspect.tail_of(by_lower)
+        floor = lower[by_lower[self.certain.size - 1]]
+        self.near = self._seat(np.flatnonzero(upper >= floor - slack(floor)))
+        self.base_tail = base.tail_of(base.by_total)
 
     def play(self, base_mass: Counts | None = None, mass: Counts | None = None) -> Play:
         """Play with the drawn masses [n_b], [n_s]; without any, on the windows as they are."""
@@ -171,13 +76,16 @@ class Game:
         base_through, through = self.base.cumulate(base_mass), self.suspect.cumulate(mass)
         base_total, total = mass_sum(base_mass), mass_sum(mass)
         banded = self.base.stays_in_band(base_through, base_total) and self.suspect.stays_in_band(through, total)
-        near = self._near(mass) if banded else np.flatnonzero(mass > 0)
-        matched = np.empty((self.g, near.size))
+        # where enough mass lies among those who are certainly large, all who are not `near` lie below the quantile
+        pruned = banded and reaches(mass.take(self.certain), total, self.q)
+        near = self.near if pruned else self._seat(np.arange(self.suspect.n))
+        held = mass.take(near.requests)
+        matched = np.empty((self.g, near.requests.size))
         for k in range(self.g):
-            matched[k] = self._match(k, near, mass, through[k], base_through[k], base_total / total)
-        own = self.suspect.columns[:, near]
-        keep = self._can_matter(own, matched, mass[near], total)
-        quantile, shortfall = self._coalitions(own[:, keep], matched[:, keep], mass[near[keep]], total)
+            matched[k] = self._match(k, near, held, through[k], base_through[k], base_total / total)
+        own = near.own
+        keep = self._can_matter(own, matched, held, total)
+        quantile, shortfall = self._coalitions(own[:, keep], matched[:, keep], held[keep], total)
         base_quantile, base_shortfall = self._base_tail(base_mass, base_total)
         means = np.einsum("n,kn->k", mass.astype(np.float64), self.suspect.columns) / total
         base_means = np.einsum("n,kn->k", base_mass.astype(np.float64), self.base.columns) / base_total
@@ -187,7 +95,7 @@ class Game:
             es_rows=(self.shapley * (shortfall - shortfall[0])).sum(axis=1),
             es_dependence=float(shortfall[0] - base_shortfall),
             mean_rows=means - base_means,
-            work=self._work(near.size, keep.size),
+            work=self._work(near.requests.size, keep.size),
         )
 
     def _advance_bounds(self) -> tuple[F64, F64]:
@@ -206,33 +114,38 @@ class Game:
             upper[order] += np.maximum(own, base.ordered[k].take(most, mode="clip"))
         return lower, upper
 
-    def _near(self, mass: Counts) -> Index:
-        """Drawn requests whose advance upper bound reaches the quantile of the advance lower bounds."""
-        floor = self.lower[tail_index(mass.take(self.by_lower), self.q)]
-        count = self.rising_upper.size - int(np.searchsorted(self.rising_upper, floor - slack(floor)))
-        near = np.sort(self.by_upper[:count])
-        return near[mass.take(near) > 0]
+    def _seat(self, requests: Index) -> Near:
+        """Some of the suspect's requests, rising, with their places in each column's order."""
+        places = self.place[:, requests]
+        by_place = np.argsort(places, axis=1)
+        return Near(requests, self.suspect.columns[:, requests], by_place, np.take_along_axis(places, by_place, axis=1))
 
-    def _match(self, k: int, near: Index, mass: Counts, through: Counts, base_through: Counts, scale: float) -> F64:
+    def _match(self, k: int, near: Near, held: Counts, through: Counts, base_through: Counts, scale: float) -> F64:
         """Baseline seconds of part k at the weighted ranks of the requests `near`: their middle rank, lower inverse."""
-        place = self.place[k].take(near)
-        by_place = np.argsort(place)  # a search for rising needles stays in the cache
-        rising = place[by_place]
-        middle = through.take(rising) - mass.take(near[by_place]) * 0.5
+        by_place = near.by_place[k]  # a search for rising needles stays in the cache
+        middle = through.take(near.places[k]) - held.take(by_place) * 0.5
         found = np.searchsorted(base_through, rank_needle(middle * scale, base_through))
-        matched = np.empty(near.size)
+        matched = np.empty(by_place.size)
         matched[by_place] = self.base.ordered[k].take(found, mode="clip")
         return matched
 
-    def _can_matter(self, own: F64, matched: F64, mass: Counts, total: float) -> Index:
-        """The same with the exact bounds of this replicate; all who are not `near` lie below the quantile anyway."""
+    def _can_matter(self, own: F64, matched: F64, held: Counts, total: float) -> Index:
+        """Drawn requests that can be the quantile or above it in some coalition, by the exact bounds of this replicate."""
         lower, upper = sum_rows(np.minimum(own, matched)), sum_rows(np.maximum(own, matched))
-        order = descending_order(lower)
-        floor = lower[order[min(tail_indices(mass[order][None, :], self.q, np.array([total]))[0], lower.size - 1)]]
-        return np.flatnonzero(upper >= floor - slack(floor))
+        if held.dtype.kind == "f":
+            order = descending_order(lower)
+            floor = lower[order[min(tail_indices(held[order][None, :], self.q, np.array([total]))[0], lower.size - 1)]]
+        else:
+            drawn = np.repeat(lower, held)
+            at = max(drawn.size - 1 - int(tail_limit(np.array([int(total)]), self.q, 1)[0]), 0)
+            floor = np.partition(drawn, at)[at]
+        return np.flatnonzero((upper >= floor - slack(floor)) & (held > 0))
 
     def _coalitions(self, own: F64, matched: F64, mass: Counts, total: float) -> tuple[F64, F64]:
         """Quantile and expected shortfall of all 2^g coalitions; bit k of a coalition's number: cause k is in it."""
+        if mass.dtype.kind != "f":  # whole masses are taken as repeats
+            again = np.repeat(np.arange(mass.size), mass)
+            own, matched, mass = own[:, again], matched[:, again], np.ones(again.size, dtype=np.int64)
         values = np.empty((1 << self.g, own.shape[1]))
         values[0] = sum_rows(matched)
         for k in range(self.g):
@@ -247,10 +160,15 @@ class Game:
         return (2 if weighted else 1) * (everyone + 10 * self.g * near + (8 << self.g) * keep)
 
     def _base_tail(self, mass: Counts, total: float) -> tuple[float, float]:
-        by_total = self.base.by_total
-        quantile = self.base.total[by_total[tail_index(mass.take(by_total), self.q)]]
-        near = np.flatnonzero((self.base.total >= quantile) & (mass > 0))
-        found, shortfall = tails(self.base.total[near][None, :], mass[near], total, self.q)
+        """Quantile and expected shortfall of the baseline."""
+        largest = self.base_tail
+        if not reaches(mass.take(largest), total, self.q):
+            largest = self.base.by_total
+        held = mass.take(largest)
+        index = min(int(tail_indices(held[None, :], self.q, np.array([total]))[0]), largest.size - 1)
+        tail = largest[: index + 1]
+        tail = tail[held[: index + 1] > 0]
+        found, shortfall = tails(self.base.total[tail][None, :], mass[tail], total, self.q)
         return float(found[0]), float(shortfall[0])
 
 
@@ -261,7 +179,8 @@ def tails(values: F64, mass: Counts, total: float, q: str) -> tuple[F64, F64]:
     """
     rest = float(1 - parse_quantile(q)) * total
     if mass.dtype.kind != "f":
-        values = np.repeat(values, mass, axis=1)
+        if (mass != 1).any():
+            values = np.repeat(values, mass, axis=1)
         above = int(tail_limit(np.array([int(total)]), q, 1)[0])
         at = values.shape[1] - 1 - above
         values.partition(at, axis=1)
@@ -276,6 +195,12 @@ def tails(values: F64, mass: Counts, total: float, q: str) -> tuple[F64, F64]:
     return quantile, (values * inside).sum(axis=1) / inside.sum(axis=1)
 
 
+def reaches(mass: Counts, total: float, q: str) -> bool:
+    """Whether the nearest rank of a sample of mass `total` lies among its largest values, whose masses [m] these are."""
+    found = tail_limit(np.array([total]), q, mass.size)
+    return bool(mass_sum(mass) > found[0])
+
+
 def rank_needle(middle: F64, through: Counts) -> Counts:
     """What to search for among cumulative masses: in whole numbers the first one >= m is the first >= ceil(m)."""
     return middle if through.dtype.kind == "f" else np.ceil(middle).astype(through.dtype)
@@ -287,14 +212,6 @@ def shapley_matrix(g: int) -> F64:
     size = members.sum(axis=1)
     weight = np.array([factorial(s) * factorial(g - s - 1) / factorial(g) for s in range(g)] + [0.0])
     return np.asarray(np.where(members.T == 1, weight[np.maximum(size - 1, 0)], -weight[size]), dtype=np.float64)
-
-
-def sum_rows(columns: F64) -> F64:
-    """Sum over parts [g, n] -> [n], always in the same order: equal columns give equal totals to the last bit."""
-    out = np.zeros(columns.shape[1])
-    for column in columns:
-        out += column
-    return out
 
 
 def mass_sum(mass: Counts) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from diagnosis.cause import Case
 from diagnosis.judged import Judged
 from diagnosis.rows import ROWS, UNOBSERVED
+from diagnosis.sufficiency import MOST_REQUESTS, required_n
 from diagnosis.traffic import ROWS as TRAFFIC_ROWS
 from diagnosis.verdict import Change, LedgerRow, NamedCause
 from diagnosis.wording import interval, listing, metric_name, percent, quantile_name, seconds, signed
@@ -111,7 +112,8 @@ def _moved(case: Case, judged: Judged) -> float:
 
 def _too_few(case: Case, judged: Judged) -> str:
     n_b, n_s = judged.significance.n
-    need = f"{judged.requested.n_needed or 368:,} for {quantile_name(judged.asked)}"
+    most = judged.requested.n_needed or required_n(judged.asked, 2)
+    need = f"{f'{most:,}' if most else f'more than {MOST_REQUESTS:,}'} for {quantile_name(judged.asked)}"
     raw = min(len(case.base_ledger.values), len(case.suspect_ledger.values))
     if raw >= MIN_REQUESTS:
         return (

@@ -54,7 +54,7 @@ def _carried(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str
         return Judged(quantile, quantile, requested, requested, notes)
     name, fallback = quantile_name(quantile), quantile_name(FALLBACK)
     need = (
-        ""
+        "; no window is long enough to show a change of 20 %"
         if requested.n_needed is None
         else f"; about {requested.n_needed:,} requests a window would show a change of 20 %"
     )

@@ -96,18 +96,22 @@ def tail_index(mass: Counts, q: str) -> int:
     return int(tail_indices(np.asarray(mass)[None, :], q)[0])
 
 
-def tail_indices(mass: Counts, q: str, total: Counts | None = None) -> Index:
-    """`tail_index` for every row of mass [rows, n].
+def tail_indices(mass: Counts, q: str, total: Counts | None = None, above: Counts | None = None, n: int = 0) -> Index:
+    """`tail_index` for every row of mass [rows, m].
 
-    total [rows] is the mass of each row when `mass` holds only its largest values; a row whose tail may reach beyond
-    them gets index n, which the caller must look for.
+    total [rows] is the mass of each row when `mass` holds only some of its largest values, above [rows] that of still
+    larger ones; a row whose tail may reach beyond them gets index m, one whose tail ends above them -1, and the caller
+    must look there. n is how many weights the sums are of, where they are more than m.
     """
     if mass.dtype.kind == "f" and np.array_equal(mass, np.floor(mass)) and float(mass.sum()) < 2.0**53:
         mass = mass.astype(np.int64)
     through = np.cumsum(mass, axis=1, dtype=np.float64 if mass.dtype.kind == "f" else np.int64)
-    limit = tail_limit(through[:, -1] if total is None else total, q, mass.shape[1])[:, None]
-    reached = through[:, -1:] > limit
-    return np.asarray(np.where(reached[:, 0], np.argmax(through > limit, axis=1), mass.shape[1]), dtype=np.intp)
+    limit = tail_limit(through[:, -1] if total is None else total, q, max(n, mass.shape[1]))
+    if above is not None:
+        limit = limit - above
+    reached = through[:, -1] > limit
+    index = np.where(reached, np.argmax(through > limit[:, None], axis=1), mass.shape[1])
+    return np.asarray(index if above is None else np.where(limit < 0, -1, index), dtype=np.intp)
 
 
 def tail_limit(total: Counts, q: str, n: int) -> Counts:

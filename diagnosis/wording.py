@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 
@@ -59,7 +60,7 @@ def tentative(verdict: Mapping[str, Any]) -> str:
 
 def quantile_name(q: str) -> str:
     """'0.99' -> 'P99', '0.999' -> 'P99.9'."""
-    return "P" + format(float(q) * 100, "g")
+    return "P" + format((Decimal(q) * 100).normalize(), "f")
 
 
 def metric_name(metric: str) -> str:

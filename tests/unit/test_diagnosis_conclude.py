@@ -60,6 +60,14 @@ def test_too_few_requests() -> None:
     )
 
 
+def test_too_few_where_no_number_would_do() -> None:
+    """A change too small for any window: the least that bounds the quantile is named; where nothing bounds it, that is said."""
+    found = said(case(n=19), judged("0.95", "0.999", n=(19, 19), n_needed=None))
+    assert found.sentence.endswith("at least 20 each are needed, and 3,688 for P99.9.")
+    found = said(case(n=19), judged("0.95", "0.999999999999", n=(19, 19), n_needed=None))
+    assert found.sentence.endswith("at least 20 each are needed, and more than 1,000,000,000 for P99.9999999999.")
+
+
 def test_too_few_comparable_requests() -> None:
     """400 requests, of which only 7 and 9 are of kinds that both windows hold."""
     found = said(case(), judged(n=(7, 9)))

@@ -1,4 +1,4 @@
-"""Which cause owns how much of the change: diagnosis/attribution.py, diagnosis/coalitions.py."""
+"""Which cause owns how much of the change: diagnosis/attribution.py, diagnosis/arms.py, diagnosis/coalitions.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from diagnosis.arms import Arm
 from diagnosis.attribution import Attribution, affordable, attribute
-from diagnosis.coalitions import Arm, Game, shapley_matrix
+from diagnosis.coalitions import Game, shapley_matrix
 from diagnosis.quantiles import nearest_rank
 from engine_probe.errors import BadWindow, DiagnosisError, UsageError
 
