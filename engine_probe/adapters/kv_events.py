@@ -7,7 +7,7 @@ engine's hashes are kept only to recognise a block again. What the rows mean:
   When an event without parent lists only blocks that are all resident, it reports reuse (vLLM's
   `kv_cache_report_mode: full`) and its rows are `hit`; a resident block inside any other event is a second physical
   copy and is `stored` again.
-- `BlockRemoved`: one `evicted` row a hash, with `age_s` since it was stored in that tier. `reason` and `idle_s` are
+- `BlockRemoved`: one `evicted` row a hash (and a tier, with `any_tier`), with `age_s` since it was stored there. `reason` and `idle_s` are
   null: the engine tells neither. `AllBlocksCleared`: one `cleared` row, and a `cache_reset` mark.
 - `BlockMoved` (TensorRT-LLM): the block changes its tier. It is `evicted` from the device and `offloaded` to the other
   tier, or `loaded` onto the device.
@@ -284,25 +284,29 @@ class KvEventDecoder:
         tier = tier_of(event.get("medium"), event.get("locality"))
         for own in hashes:
             block = stream.resident.get(own)
-            copies = None if block is None else block.copies.get(tier)
             if block is None:
                 self.counts.unknown_removed += 1
                 known = stream.gone.get(own)
                 chain = self._fallback(own) if known is None else known[0]
                 block = _Block(chain, None, False, 0)
-            reuse = block.reuse_count if stream.reports_reuse and copies is not None else None
-            age_s = None if copies is None or at_ns < copies[1] else (at_ns - copies[1]) / 1e9
-            self._row(stream, at_ns, "evicted", block, tier, reuse, age_s)
-            if copies is not None:
-                copies[0] -= 1
-                if copies[0] == 0:
-                    del block.copies[tier]
-                if not block.copies:
-                    del stream.resident[own]
-                    stream.gone[own] = (block.chain, block.is_rooted)
+            for place in tuple(block.copies) or (tier,) if event.get("any_tier") else (tier,):
+                self._copy_gone(stream, own, block, place, at_ns)
         self.counts.removed += len(hashes)
         while len(stream.gone) > self._max_blocks:
             stream.gone.pop(next(iter(stream.gone)))
+
+    def _copy_gone(self, stream: _Stream, own: int, block: _Block, tier: str | None, at_ns: int) -> None:
+        copies = block.copies.get(tier)
+        reuse = block.reuse_count if stream.reports_reuse and copies is not None else None
+        age_s = None if copies is None or at_ns < copies[1] else (at_ns - copies[1]) / 1e9
+        self._row(stream, at_ns, "evicted", block, tier, reuse, age_s)
+        if copies is not None:
+            copies[0] -= 1
+            if copies[0] == 0:
+                del block.copies[tier]
+            if not block.copies:
+                stream.resident.pop(own, None)
+                stream.gone[own] = (block.chain, block.is_rooted)
 
     def _moved(self, stream: _Stream, event: dict[str, Any], at_ns: int) -> None:
         """Blocks change their tier: `tiers` (old, new) of the contract."""
