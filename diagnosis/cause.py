@@ -126,7 +126,7 @@ class Case:
         """Span of time (s since the suspect's origin) in which most of a row's seconds fell: 5th to 95th percentile of them."""
         seconds = self.suspect_ledger.column(name)
         total = float(seconds.sum())
-        if total <= 0:
+        if total <= 0 or self.suspect.requests.num_assumed:
             return None
         arrival = self.suspect.requests.arrival_s[self.suspect_ledger.rows]
         cumulative = np.cumsum(seconds) / total

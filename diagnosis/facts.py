@@ -67,6 +67,8 @@ class RequestFacts:
     """Durations, lengths and counts that could not be (negative, infinite) and are taken as unknown."""
     num_duplicates: int = 0
     """Rows that told of a request which another row tells too (sent twice, plugin and spans); merged, each counts once."""
+    num_assumed: int = 0
+    """Requests whose arrival their source does not tell (`labels.arrival = assumed`): only their durations are its own."""
     engine_merged: bool = False
     """The engine's rows that were joined in were merged too."""
 

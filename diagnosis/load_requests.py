@@ -64,8 +64,17 @@ COLUMNS = [
 
 
 def is_warmup(table: pa.Table) -> np.ndarray:
-    found = pc.map_lookup(_as_map(table["labels"]), "phase", "first")
-    return np.asarray(pc.fill_null(pc.equal(found, "warmup"), False))
+    return _is_labelled(table, "phase", "warmup")
+
+
+def is_assumed(table: pa.Table) -> np.ndarray:
+    """Requests whose arrival their source did not tell: an importer laid them somewhere."""
+    return _is_labelled(table, "arrival", "assumed")
+
+
+def _is_labelled(table: pa.Table, key: str, value: str) -> np.ndarray:
+    found = pc.map_lookup(_as_map(table["labels"]), key, "first")
+    return np.asarray(pc.fill_null(pc.equal(found, value), False))
 
 
 def _as_map(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -136,6 +145,7 @@ def join_vantages(
     if (code == len(names)).any():
         names.append(None)
     state = np.asarray(table["state"].to_pylist(), dtype=object)
+    num_assumed = int(is_assumed(table).sum())
     return RequestFacts(
         vantage=vantage,
         origin_ns=origin,
@@ -156,10 +166,12 @@ def join_vantages(
         session=_objects(table["session_id"]),
         prefix=_objects(table["prefix_hash"]),
         finished=np.array([s == "finished" for s in state], dtype=bool),
-        gaps=_gaps(table, origin),
+        # gaps are compared at equal concurrency, and who ran beside whom is not known where arrivals are assumed
+        gaps=None if num_assumed else _gaps(table, origin),
         sources=sources,
         num_invalid=invalid,
         num_duplicates=num_duplicates,
+        num_assumed=num_assumed,
         engine_merged=engine_merged,
     )
 

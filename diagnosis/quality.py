@@ -34,6 +34,7 @@ def check(facts: Facts) -> list[Check]:
         _clocks(facts),
         _invalid(facts),
         _duplicates(facts),
+        _arrivals(facts),
         _instants(facts),
         _phases(facts),
         _joined(facts),
@@ -112,6 +113,19 @@ def _duplicates(facts: Facts) -> Check | None:
         "duplicates",
         "ok",
         f"{facts.name}: {number(found)} rows told of a request that another row tells too; merged, each counts once",
+    )
+
+
+def _arrivals(facts: Facts) -> Check | None:
+    """Durations of a source without instants are as good as any; what rests on who was there at the same time is not."""
+    assumed = facts.requests.num_assumed
+    if not assumed:
+        return None
+    return Check(
+        "arrivals",
+        "warning",
+        f"{facts.name}: the source does not tell when {number(assumed)} requests arrived; they are laid evenly over it, so rates "
+        "hold for the whole of it, and nothing is said of concurrency or of moments within it",
     )
 
 
