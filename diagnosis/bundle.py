@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from diagnosis import windows as window_rules
 from diagnosis.diagnose import diagnose as run
-from diagnosis.load import JOIN_REACH_NS
+from diagnosis.load_requests import JOIN_REACH_NS
 from diagnosis.verdict import Verdict
 from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.events import KINDS

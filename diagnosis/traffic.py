@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diagnosis.attribution import Attribution
-from diagnosis.comparability import LENGTHS, Mix
+from diagnosis.comparability import Mix
+from diagnosis.dimensions import LENGTHS
 from diagnosis.judged import Judged
 from diagnosis.ledger import Ledger
 from diagnosis.quantiles import expected_shortfall, nearest_rank

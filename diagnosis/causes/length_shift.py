@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.comparability import LENGTHS, WORDS
+from diagnosis.dimensions import LENGTHS, WORDS
 from diagnosis.evidence_sql import request_sql
 from diagnosis.wording import number, percent
 

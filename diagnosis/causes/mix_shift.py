@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.comparability import CATEGORIES, WORDS
+from diagnosis.dimensions import CATEGORIES, WORDS
 from diagnosis.evidence_sql import request_sql, text
 from diagnosis.wording import percent
 
