@@ -1,4 +1,4 @@
-"""OpenTelemetry traces (OTLP/HTTP protobuf and JSON) -> `request` rows at the engine's vantage.
+"""OpenTelemetry traces (OTLP/HTTP protobuf and JSON) -> `request` rows.
 
 vLLM sends one span `llm_request` a request, with `--otlp-traces-endpoint`. Its durations are placed on one axis that
 starts at the span's start (arrival at the front end):
@@ -7,13 +7,14 @@ starts at the span's start (arrival at the front end):
 
 time_to_first_token is measured by the front end, queue and prefill by the engine core, so `frontend_s` = ttft - queue
 - prefill is what lies before QUEUED: HTTP, tokenisation, hand-over to the core (and the hand-over of the first token
-back). A span does not tell cached tokens or preemptions: they stay null. Absent attributes stay null too. Invariant:
-hostile bytes raise UnknownFormat, never anything else. Source: reference 4.9; vLLM 0.32 `output_processor.py`.
+back). A span does not tell cached tokens or preemptions: they stay null. Absent attributes stay null too. Spans of
+other names are looked at by `genai_spans`. Invariant: hostile bytes raise UnknownFormat, never anything else.
+Source: reference 4.9; vLLM 0.32 `output_processor.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from engine_probe.adapters.genai_spans import genai_rows
 from engine_probe.adapters.otlp_wire import Found, Span, SpanReader
 from engine_probe.adapters.vllm import ENGINE, normalise_request_id
 from engine_probe.errors import UnknownFormat
@@ -77,30 +79,35 @@ COLUMNS: Final = (
 class OtlpResult:
     """What a body held.
 
-    values       one tuple a request, parallel to COLUMNS
+    values       one tuple a request that an engine told, parallel to COLUMNS
     num_spans    all spans; num_ignored: those of them that are not requests
-    span_ids     trace_id + span_id (bytes) of every request, in their order, for deduplication
+    span_ids     trace_id + span_id (bytes) of every request, in the order of the rows, for deduplication
+    others       requests told by the GenAI conventions, after those of `values`
     """
 
     values: list[tuple[Any, ...]]
     num_spans: int
     num_ignored: int
     span_ids: list[bytes]
+    others: Sequence[dict[str, Any]] = ()
 
     @cached_property
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """kind -> rows; a column that is not known is absent."""
         told = [zip(COLUMNS, value, strict=True) for value in self.values]
-        return {"request": [{name: item for name, item in pairs if item is not None} for pairs in told]}
+        return {
+            "request": [*({name: item for name, item in pairs if item is not None} for pairs in told), *self.others]
+        }
 
     def tables(self) -> dict[str, pa.Table]:
         """kind -> table of the full schema; a kind without rows is absent."""
         import pyarrow as pa
 
-        from engine_probe.schema import arrow_schema
+        from engine_probe.schema import arrow_schema, table_from_rows
 
+        others = table_from_rows("request", self.others) if self.others else None
         if not self.values:
-            return {}
+            return {} if others is None else {"request": others}
         schema = arrow_schema("request")
         columns = dict(zip(COLUMNS, zip(*self.values, strict=True), strict=True))
         arrays = {
@@ -109,7 +116,8 @@ class OtlpResult:
         }
         size = len(self.values)
         full = [arrays[field.name] if field.name in arrays else pa.nulls(size, field.type) for field in schema]
-        return {"request": pa.table(full, schema=schema)}
+        table = pa.table(full, schema=schema)
+        return {"request": table if others is None else pa.concat_tables([table, others])}
 
 
 def decode_traces(body: bytes, content_type: str, received_ns: int, *, worker: str | None = None) -> OtlpResult:
@@ -132,13 +140,18 @@ def decode_traces(body: bytes, content_type: str, received_ns: int, *, worker: s
         )
     values: list[tuple[Any, ...]] = []
     span_ids: list[bytes] = []
+    others: Sequence[dict[str, Any]] = ()
     num_spans = 0
     for service, span in spans:
         num_spans += 1
         if span is not None:
             values.append(_values(worker or _service(service), span, received_ns))
             span_ids.append(span.trace_id + span.span_id)
-    return OtlpResult(values, num_spans, num_spans - len(values), span_ids)
+    if num_spans > len(values):
+        # Spans that are not this engine's own: those of any SDK that follows the GenAI conventions are requests too.
+        found = genai_rows(body, kind == "application/json", received_ns, claimed=span_ids, worker=worker)
+        others, span_ids = [one.row for one in found], span_ids + [one.span_id for one in found]
+    return OtlpResult(values, num_spans, num_spans - len(span_ids), span_ids, others)
 
 
 def _values(worker: str | None, span: Span, received_ns: int) -> tuple[Any, ...]:
