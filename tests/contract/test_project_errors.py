@@ -148,8 +148,8 @@ def test_json_behind_two_dashes_is_a_word_and_no_option(
 @pytest.mark.parametrize(
     ("raised", "code", "title"),
     [
-        (PermissionError(13, "Permission denied", "/root/x"), 2, "Usage makes no sense"),
-        (OSError(28, "No space left on device", "/tmp/x"), 3, "Disk is full"),
+        (PermissionError(13, "Permission denied", "private/x"), 2, "Usage makes no sense"),
+        (OSError(28, "No space left on device", "full/x"), 3, "Disk is full"),
         (OSError(24, "Too many open files"), 3, "kvscope error"),
     ],
 )

@@ -149,7 +149,6 @@ def test_explain_prints_the_plan_as_it_is(kvscope: Run, path: Path) -> None:
         (["SELECT 1", "--file", "q.sql"], 2, "Give one statement"),
         (["--file", "absent.sql"], 2, "cannot be read from absent.sql"),
         (["SELECT 1", "--format", "xml"], 2, "There is no format 'xml'"),
-        (["SELECT 1", "--json", "--format", "csv"], 2, "contradict"),
         (["SELEC 1"], 2, "LINE 1: SELEC 1"),
         (["DELETE FROM request"], 2, "DELETE is not allowed"),
         (["SELECT * FROM read_csv('/etc/passwd')"], 2, "read_csv is not allowed"),
@@ -173,6 +172,13 @@ def test_a_mistake_is_told_with_its_exit_code(
     assert said in answer.err
     assert answer.out == b""
     assert "Traceback" not in answer.err
+
+
+def test_json_and_another_format_contradict_each_other(kvscope: Run, path: Path) -> None:
+    """Under --json the refusal is the document on stdout."""
+    answer = kvscope("--store", path, "SELECT 1", "--json", "--format", "csv")
+    assert (answer.code, json.loads(answer.out)["title"]) == (2, "Usage makes no sense")
+    assert "contradict" in answer.err
 
 
 def test_a_store_that_is_not_there_is_said(kvscope: Run, tmp_path: Path) -> None:
