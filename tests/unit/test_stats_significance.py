@@ -149,3 +149,16 @@ def test_unknown_values_are_refused():
     """NaN is never compared."""
     with pytest.raises(DiagnosisError, match="NaN"):
         compare(np.array([1.0, np.nan]), np.ones(2), "0.99")
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_windows_that_change_places_change_the_sign_alone(seed: int) -> None:
+    """What got worse one way got better the other way, by the same interval."""
+    rng = np.random.default_rng(seed)
+    base, suspect = rng.gamma(4.0, 0.02, 500), rng.gamma(4.0, 0.025, 400)
+    one, other = (compare(*pair, "0.9", seed=seed) for pair in ((base, suspect), (suspect, base)))
+    assert other.delta_s == -one.delta_s
+    for there, back in ((one.interval_95, other.interval_95), (one.mean_interval_95, other.mean_interval_95)):
+        assert there is not None
+        assert back is not None
+        assert back == pytest.approx((-there[1], -there[0]), rel=1e-9)
