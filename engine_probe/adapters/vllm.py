@@ -8,6 +8,7 @@ fall, and `deltas` is how to difference them. Source: reference sections 3, 4.3 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -73,6 +74,12 @@ KNOWN: Final = frozenset(
 """Wire names without prefix that are vLLM's own."""
 
 
+_UUID_ID: Final = re.compile(
+    r"(?:chatcmpl-|cmpl-)([0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-\d{1,7})?(?:-[0-9a-f]{8})?"
+)
+"""An engine's id that is made from a UUID (with dashes or without), which is what most clients send and kvscope makes."""
+
+
 def worker_name(worker: str, rank: int | str | None) -> str:
     """Name of one data-parallel rank (one scheduler, one KV cache) of `worker`; rank 0 keeps the plain name."""
     text = "" if rank is None else str(rank)
@@ -82,8 +89,12 @@ def worker_name(worker: str, rank: int | str | None) -> str:
 def normalise_request_id(engine_id: str) -> str:
     """The id that the client sent as X-Request-Id: `cmpl-abc-0`, `chatcmpl-abc` -> `abc`. Other ids stay as they are.
 
-    Completions get `-<n>` appended for the n-th prompt of a call, chat completions do not (reference 4.1).
+    Completions get `-<n>` appended for the n-th prompt of a call, chat completions do not (reference 4.1). Since 0.33 the
+    id inside the engine has 8 random digits more; they are told from the client's own where that is a UUID.
     """
+    made = _UUID_ID.fullmatch(engine_id)
+    if made is not None:
+        return made[1]
     if engine_id.startswith("cmpl-"):
         head, dash, tail = engine_id[5:].rpartition("-")
         return head if dash and head and tail.isascii() and tail.isdigit() else engine_id[5:]

@@ -68,7 +68,7 @@ def client_row(recorded: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if recorded.get("response_id"):
         row["labels"]["engine_request_id"] = str(recorded["response_id"])
-    row.update(_phases(recorded))
+    row.update(told_phases(recorded))
     return row
 
 
@@ -81,8 +81,8 @@ def _state(recorded: Mapping[str, Any]) -> str:
     return "aborted" if recorded.get("finish_reason") == "abort" else "finished"
 
 
-def _phases(recorded: Mapping[str, Any]) -> dict[str, float]:
-    """Durations (s) that the engine put into its answer."""
+def told_phases(recorded: Mapping[str, Any]) -> dict[str, float]:
+    """Durations (s) that the engine put into its answer: `engine_metrics` (vLLM), `engine_timings` (llama.cpp)."""
     for key, names in _TOLD.items():
         answer = recorded.get(key)
         if isinstance(answer, dict):

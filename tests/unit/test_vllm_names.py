@@ -266,3 +266,20 @@ def test_a_counter_that_falls_was_restarted(values: list[float], increments: lis
 def test_the_clients_id_is_found_in_the_engines(engine_id: str, sent: str) -> None:
     """Completions append the prompt's number, chat completions do not: a number of the client's own is kept."""
     assert vllm.normalise_request_id(engine_id) == sent
+
+
+@pytest.mark.parametrize(
+    "engine_id",
+    [
+        "chatcmpl-{}",
+        "chatcmpl-{}-1f2e3d4c",
+        "cmpl-{}",
+        "cmpl-{}-0",
+        "cmpl-{}-12",
+        "cmpl-{}-0-00000000",
+    ],
+)
+@pytest.mark.parametrize("sent", ["0af7651916cd43dd8448eb211c80319c", "0af76519-16cd-43dd-8448-eb211c80319c"])
+def test_a_uuid_is_found_in_every_form_that_vllm_gives_it(engine_id: str, sent: str) -> None:
+    """Route prefix, number of the prompt, and the random digits that 0.33 appends inside the engine are taken off."""
+    assert vllm.normalise_request_id(engine_id.format(sent)) == sent
