@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import Final
+from typing import Final, cast
 
 READ_BYTES: Final = 65536
 WRITE_HIGH_BYTES: Final = 65536
@@ -29,9 +29,9 @@ class Link(asyncio.BufferedProtocol):
         self._is_read_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        # uvloop's transports have the same methods, but are of no common class.
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
             # A machine that dies in silence would keep a stream open for ever.

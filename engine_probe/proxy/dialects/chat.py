@@ -1,0 +1,90 @@
+"""OpenAI chat completions and completions, as OpenAI, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM and gateways speak them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_probe.proxy.reading import Reading
+from engine_probe.proxy.shapes import NOTHING, Choice, Document, small, small_dict
+
+_CHAT, _COMPLETIONS = "chat", "completions"
+
+
+def chunk(reading: Reading, document: Document, now_ns: int) -> None:
+    """One event: tokens of any of its choices, their ends, usage where it is told."""
+    order = reading.order
+    choices = document.choices or ()
+    held = [choice for choice in choices if _holds_tokens(choice)]
+    has_tokens = bool(held)
+    order.see_id(document.id, has_tokens=has_tokens)
+    order.see_model(document.model, has_tokens=has_tokens)
+    if not reading.is_recognised:
+        reading.recognise(_api(choices))
+        reading.name_model(document.model)
+    elif reading.model is None:
+        reading.name_model(document.model)
+    gained: int | None = None
+    # Running counts are of the one choice that a chunk holds; without a choice they are the sum of all.
+    only = (choices[0].index or 0) if len(choices) == 1 else None
+    if document.usage not in NOTHING:
+        usage = reading.use(document.usage)
+        if only is not None:
+            gained = reading.gained("usage", only, usage.get("completion_tokens"))
+    if document.timings not in NOTHING:
+        timings = reading.time(document.timings)
+        if only is not None:
+            gained = reading.gained("timings", only, timings.get("predicted_n"))
+    if document.metrics not in NOTHING:
+        reading.measure(document.metrics)
+    for choice in held:
+        index = choice.index or 0
+        order.choice_tokens(index)
+        told = _told(choice)
+        reading.token(now_ns, index, told if told is not None or len(held) > 1 else gained or None)
+    for choice in choices:
+        if choice.finish_reason not in NOTHING:
+            _finish(reading, choice)
+            order.choice_end(choice.index or 0)
+
+
+def whole(reading: Reading, document: Document) -> None:
+    """An answer that is one document."""
+    choices = document.choices or ()
+    reading.recognise(_api(choices))
+    reading.order.see_id(document.id, has_tokens=False)
+    reading.name_model(document.model)
+    reading.use(document.usage)
+    reading.time(document.timings)
+    reading.measure(document.metrics)
+    for choice in choices:
+        _finish(reading, choice)
+
+
+def _api(choices: Any) -> str:
+    is_text = any(choice.delta is None and choice.message is None and choice.text for choice in choices)
+    return _COMPLETIONS if is_text else _CHAT
+
+
+def _holds_tokens(choice: Choice) -> bool:
+    delta = choice.delta
+    if delta is not None and delta.holds_tokens:
+        return True
+    return choice.text not in NOTHING or choice.token_ids not in NOTHING
+
+
+def _told(choice: Choice) -> int | None:
+    """Tokens of the chunk as it says itself: ids, or one log probability a token."""
+    if choice.token_ids not in NOTHING:
+        ids = small(choice.token_ids)
+        if isinstance(ids, list):
+            return len(ids)
+    if choice.logprobs not in NOTHING:
+        told = small_dict(choice.logprobs)
+        for key in ("content", "tokens"):
+            if isinstance(told.get(key), list) and told[key]:
+                return len(told[key])
+    return None
+
+
+def _finish(reading: Reading, choice: Choice) -> None:
+    reading.finish(small(choice.finish_reason), choice.index or 0)
