@@ -1,4 +1,4 @@
-"""An HTTP server that looks like a vLLM to `kvscope attach`: the test sets its pages, and its death is a method call."""
+"""An HTTP server that looks like an engine to `kvscope attach`: the test sets its pages, and its death is a method call."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ def page(
 
 
 class FakeEngine:
-    """`pages[path] = (status, content type, body)`; `stop` closes the port, `start` opens the same one again."""
+    """`pages[path] = (status, content type, body)`; `stop` closes the port, `start` opens the same one again.
+
+    It poses as a vLLM until told otherwise (`pose`). drains[path] are items that are handed out once, as a JSON list.
+    """
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str, str]] = {}
+        self.drains: dict[str, list[Any]] = {}
         self.requests: list[str] = []
         self.headers: dict[str, str] = {}
         self.port = 0
@@ -56,6 +60,12 @@ class FakeEngine:
     def set_json(self, path: str, value: Any) -> None:
         self.pages[path] = (200, "application/json", json.dumps(value))
 
+    def pose(self, metrics: str, *, path: str = "/metrics", **answers: Any) -> None:
+        """Become another engine: its page, and JSON answers by path (`v1__models` is /v1/models)."""
+        self.pages = {path: (200, "text/plain; version=0.0.4", metrics)}
+        for name, value in answers.items():
+            self.set_json("/" + name.replace("__", "/"), value)
+
     def start(self, tls: ssl.SSLContext | None = None) -> FakeEngine:
         engine = self
 
@@ -64,6 +74,9 @@ class FakeEngine:
                 engine.requests.append(self.path)
                 engine.headers = {key.lower(): value for key, value in self.headers.items()}
                 status, content_type, body = engine.pages.get(self.path, (404, "text/plain", "not here"))
+                if self.path in engine.drains:
+                    waiting, engine.drains[self.path] = engine.drains[self.path], []
+                    status, content_type, body = 200, "application/json", json.dumps(waiting)
                 data = body.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
@@ -72,6 +85,8 @@ class FakeEngine:
                     self.send_header("Location", "http://elsewhere/metrics")
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_POST = do_GET
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

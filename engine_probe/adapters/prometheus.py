@@ -137,7 +137,7 @@ class PageParser:
         start = page[:4096].lstrip("\ufeff \t\r\n")
         if _JSON.match(start):
             raise UnknownFormat(
-                "The page is JSON, not Prometheus text. trtllm-serve has its Prometheus page at /prometheus/metrics; "
+                "The page is JSON, not Prometheus text. If this is trtllm-serve, use `kvscope attach trtllm`; "
                 "other engines answer JSON where their metrics are switched off.",
                 line=1,
             )

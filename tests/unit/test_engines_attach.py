@@ -1,0 +1,274 @@
+"""`kvscope attach` at each engine: what it finds, says and writes; who poses as somebody else is told by name."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_probe.adapters.prometheus import parse_page
+from engine_probe.adapters.registry import adapters, recognise
+from engine_probe.attach.session import AttachOptions, AttachSession, Summary
+from engine_probe.errors import EngineUnreachable, KvscopeError, UnknownFormat, UsageError
+from engine_probe.schema import table_from_rows
+from engine_probe.validate import validate
+from tests.attach_engine import FakeEngine, ListSink
+
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
+PAGES = {
+    "vllm": "vllm_metrics.synthetic.prom",
+    "sglang": "sglang_metrics.synthetic.prom",
+    "llamacpp": "llamacpp_metrics.synthetic.prom",
+    "trtllm": "trtllm_metrics.synthetic.prom",
+    "triton-trtllm": "triton_trtllm_metrics.synthetic.prom",
+    "tgi": "tgi_metrics.synthetic.prom",
+}
+MODELS = {"data": [{"id": "tiny", "object": "model"}]}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "vllm": {"version": {"version": "0.33.0"}, "v1__models": MODELS},
+    "sglang": {"server_info": {"version": "0.5.23", "tp_size": 1, "dp_size": 1, "page_size": 1}, "v1__models": MODELS},
+    "llamacpp": {
+        "props": {"build_info": "b10472", "total_slots": 4, "default_generation_settings": {"n_ctx": 512}},
+        "v1__models": {"data": [{"id": "/models/tiny.gguf"}]},
+    },
+    "trtllm": {
+        "version": {"version": "1.2.0"},
+        "v1__models": MODELS,
+        "steady_clock_offset": {"receive_ts": 1.0, "transmit_ts": 1.2},
+    },
+    "triton-trtllm": {},
+    "tgi": {"info": {"version": "3.3.6", "model_id": "tiny", "model_dtype": "torch.float16", "max_total_tokens": 4096}},
+}
+PATHS = {"trtllm": "/prometheus/metrics"}
+ENGINES = list(PAGES)
+
+
+def posing(engine: FakeEngine, name: str) -> FakeEngine:
+    """The server as that engine."""
+    text = (SAMPLES / PAGES[name]).read_text()
+    engine.pose(text, path=PATHS.get(name, "/metrics"), **ANSWERS[name])
+    return engine
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine().start()
+    yield engine
+    engine.stop()
+
+
+class Followed:
+    """A session in a thread; leaving the block stops it."""
+
+    def __init__(self, engine: FakeEngine, name: str, **options: Any) -> None:
+        self.sink = ListSink()
+        self.said: list[str] = []
+        self.summary: Summary | None = None
+        self.error: KvscopeError | None = None
+        facts: dict[str, Any] = {"url": engine.url, "salt": b"s", "interval_s": 0.05, "engine": name}
+        self.session = AttachSession(AttachOptions(**(facts | options)), self.sink, self.said.append, flush_s=0.02)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        try:
+            self.summary = self.session.run(self._stop)
+        except KvscopeError as error:
+            self.error = error
+
+    def __enter__(self) -> Followed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition() or self.error is not None:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"did not happen within 10 s; said: {self.said}")
+
+    def values(self, name: str) -> list[float]:
+        return [row["value"] for row in self.sink.rows("sample") if row["name"] == name]
+
+    def valid(self) -> None:
+        """Every row written is of the contract."""
+        for kind in ("sample", "worker", "mark", "request", "step", "block", "transfer"):
+            rows = self.sink.rows(kind)
+            if rows:
+                validate(kind, table_from_rows(kind, rows), time.time_ns())
+
+
+def refused(engine: FakeEngine, name: str, **options: Any) -> KvscopeError:
+    followed = Followed(engine, name, duration_s=0.3, **options)
+    followed.run()
+    assert followed.error is not None
+    return followed.error
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.prom")), ids=lambda path: path.stem)
+def test_every_sample_page_is_recognised_by_exactly_one_adapter(path: Path) -> None:
+    """Whoever made a page, no other adapter claims it."""
+    page = parse_page(path.read_text())
+    assert len([one.engine for one in adapters() if one.recognises(page)]) == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_is_followed(engine: FakeEngine, name: str) -> None:
+    """Load, one worker row with its engine's name, and a line on every source; all rows are valid."""
+    with Followed(posing(engine, name), name) as followed:
+        followed.until(lambda: len(followed.values("requests_running")) >= 2)
+    assert followed.error is None
+    (facts,) = followed.sink.rows("worker")
+    assert facts["engine"] == name
+    assert facts["worker"] == engine.url.removeprefix("http://")
+    followed.valid()
+    subjects = [line.split()[0] for line in followed.said]
+    assert subjects[0] == "metrics"
+    assert {"requests", "blocks"} <= set(subjects)
+    if ANSWERS[name]:
+        assert facts["engine_version"] in ("0.33.0", "0.5.23", "b10472", "1.2.0", "3.3.6")
+        assert facts["model"] in ("tiny", "tiny.gguf")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("other", ENGINES)
+def test_a_wrong_engine_is_told_by_name(engine: FakeEngine, name: str, other: str) -> None:
+    """With the command that is right."""
+    if name == other:
+        return
+    posing(engine, other)
+    if PATHS.get(name) != PATHS.get(other):
+        # trtllm-serve answers JSON at /metrics, the others have no /prometheus/metrics
+        engine.pages.setdefault("/metrics", (200, "application/json", "[]"))
+    error = refused(engine, name)
+    assert isinstance(error, UnknownFormat)
+    assert f"kvscope attach {other}" in error.message
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "error", "words"),
+    [
+        (200, "text/html", "<html>hello</html>", UnknownFormat, "HTML"),
+        (200, "text/plain", "", UnknownFormat, "not"),
+        (200, "text/plain", "up 1\n", UnknownFormat, "Is this the engine's HTTP port?"),
+        (401, "text/plain", "no", UsageError, "--engine-key"),
+        (404, "text/plain", "no", UnknownFormat, "has no"),
+        (302, "text/plain", "", UnknownFormat, "redirects"),
+        (503, "text/plain", "loading", EngineUnreachable, "503"),
+        (200, "text/plain", "half_a_line{", UnknownFormat, "Line 1"),
+        (
+            200,
+            "text/plain; version=0.0.4",
+            'sglang:x{a="b"} 1\nvllm:num_requests_running{engine="0"} ',
+            UnknownFormat,
+            "Line 2",
+        ),
+    ],
+)
+def test_whatever_else_answers_is_a_sentence_that_helps(
+    engine: FakeEngine, name: str, status: int, kind: str, body: str, error: type, words: str
+) -> None:
+    """HTML, an empty body, somebody else's page, a key that is missing, a body cut off in the middle."""
+    engine.pages = dict.fromkeys(("/metrics", "/prometheus/metrics"), (status, kind, body))
+    found = refused(engine, name)
+    assert isinstance(found, error), found
+    assert words in found.message
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_nobody_there_is_said(name: str) -> None:
+    """With the address, and what to check."""
+    engine = FakeEngine().start()
+    engine.stop()
+    error = refused(engine, name)
+    assert isinstance(error, EngineUnreachable)
+    assert "Nothing answers" in error.message
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_plain_http_where_tls_is_asked(engine: FakeEngine, name: str) -> None:
+    """The other spelling is named."""
+    posing(engine, name)
+    error = refused(engine, name, url=engine.url.replace("http://", "https://"), verify=ssl.create_default_context())
+    assert isinstance(error, EngineUnreachable)
+    assert "does not speak TLS" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("sglang", "--enable-metrics"), ("llamacpp", "--metrics"), ("trtllm", "return_perf_metrics")],
+)
+@pytest.mark.parametrize("status", [404, 501])
+def test_a_closed_metrics_page_names_the_flag(engine: FakeEngine, name: str, flag: str, status: int) -> None:
+    """404 at SGLang, 501 at llama-server."""
+    engine.pages = dict.fromkeys(("/metrics", "/prometheus/metrics"), (status, "application/json", "{}"))
+    assert flag in refused(engine, name).message
+
+
+@pytest.mark.parametrize(
+    ("name", "counter", "canonical"),
+    [
+        ("sglang", "sglang:generation_tokens_total", "output_tokens_total"),
+        ("llamacpp", "llamacpp:tokens_predicted_total", "output_tokens_total"),
+        ("trtllm", "trtllm_generation_tokens_total", "output_tokens_total"),
+        ("tgi", "tgi_request_success", "requests_finished_total"),
+    ],
+)
+def test_a_counter_that_falls_is_a_restart(engine: FakeEngine, name: str, counter: str, canonical: str) -> None:
+    """Marked, and the total is that of both lives: 50 + 20."""
+    posing(engine, name)
+    path = PATHS.get(name, "/metrics")
+
+    def show(value: int) -> None:
+        engine.pages[path] = (200, "text/plain", f"{counter} {value}\n")
+
+    show(50)
+    with Followed(engine, name) as followed:
+        followed.until(lambda: 50.0 in followed.values(canonical))
+        show(20)
+        followed.until(lambda: 20.0 in followed.values(canonical))
+    assert followed.summary is not None
+    assert followed.summary.restarts == 1
+    assert followed.summary.counters[canonical] == 70.0
+    assert {"worker_down", "gap", "worker_up"} <= {row["mark"] for row in followed.sink.rows("mark")}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_changed_labels_are_another_series_and_no_restart(engine: FakeEngine, name: str) -> None:
+    """A label that comes with a setting (a custom label, another pid) splits nothing and resets nothing."""
+    posing(engine, name)
+    path = PATHS.get(name, "/metrics")
+    first = engine.pages[path][2]
+    with Followed(engine, name) as followed:
+        followed.until(lambda: bool(followed.values("requests_running")))
+        page = parse_page(first)
+        lines = [
+            series.name
+            + "{"
+            + ",".join(f'{k}="{v}"' for k, v in {**series.labels, "zone": "a"}.items())
+            + f"}} {value}"
+            for series, value, _ in page.samples
+        ]
+        engine.pages[path] = (200, "text/plain", "\n".join(lines) + "\n")
+        followed.until(lambda: any(row["labels"].get("zone") == "a" for row in followed.sink.rows("sample")))
+    assert followed.summary is not None
+    assert followed.summary.restarts == 0
+
+
+def test_the_worker_of_a_page_of_unknown_origin() -> None:
+    """`kvscope import` reads each of these pages without being told whose they are."""
+    for name, file in PAGES.items():
+        found = recognise(parse_page((SAMPLES / file).read_text()))
+        assert found is not None
+        assert found.engine == name
