@@ -56,6 +56,7 @@ class Meters:
             "ingest_ignored_columns", "rows that carried a column not in the contract", "column"
         )
         self._spans = self._counter("ingest_spans", "OTLP spans by what became of them", "result")
+        self._points = self._counter("ingest_points", "OTLP metric points by what became of them", "result")
         self._gaps = self._counter("gap_marks", "gap marks: a sender said that it lost rows", "source")
         self._commit = Histogram(
             "kvscope_ingest_commit_seconds",
@@ -120,6 +121,12 @@ class Meters:
         for result, count in counts.items():
             if count:
                 self._spans.labels(result).inc(count)
+
+    def points(self, **counts: int) -> None:
+        """OTLP metric points: stored, duplicate, rejected."""
+        for result, count in counts.items():
+            if count:
+                self._points.labels(result).inc(count)
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(f"kvscope_{name}", doc, labels, registry=self.registry)

@@ -21,6 +21,7 @@ from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
 from collector.metrics_page import MetricsPage
+from collector.otlp_metrics import OtlpMetrics
 from collector.reads import Reads
 from collector.settings import RetentionSettings, Settings, SqlSettings
 from collector.traces import Traces
@@ -54,6 +55,7 @@ class Services:
     owns_store: bool
     ingest: Ingest
     traces: Traces
+    otlp_metrics: OtlpMetrics
     meters: Meters
     latencies: Latencies
     live: Live
@@ -149,6 +151,7 @@ def open_services(settings: Settings, store: Store | None) -> Services:
         owns_store=store is None,
         ingest=ingest,
         traces=Traces(ingest),
+        otlp_metrics=OtlpMetrics(ingest),
         meters=meters,
         latencies=latencies,
         live=live,

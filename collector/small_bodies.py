@@ -16,7 +16,7 @@ from engine_probe.errors import KvscopeError
 
 MAX_BYTES: Final = 1 << 20
 MAX_TOGETHER: Final = 32
-INGEST_PATHS: Final = frozenset({"/v1/events", "/v1/traces"})
+INGEST_PATHS: Final = frozenset({"/v1/events", "/v1/traces", "/v1/metrics"})
 
 
 class SmallBodies:

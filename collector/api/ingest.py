@@ -1,4 +1,4 @@
-"""The two ways in: `/v1/events` and `/v1/traces`. Plain requests in, no model validation on the hot path."""
+"""The ways in: `/v1/events`, `/v1/traces` and `/v1/metrics`. Plain requests in, no model validation on the hot path."""
 
 from __future__ import annotations
 
@@ -98,6 +98,37 @@ EXAMPLE_OTLP: Final[dict[str, Any]] = {
 }
 
 
+EXAMPLE_OTLP_METRICS: Final[dict[str, Any]] = {
+    "resourceMetrics": [
+        {
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "worker-0"}}]},
+            "scopeMetrics": [
+                {
+                    "metrics": [
+                        {
+                            "name": "gen_ai.server.time_to_first_token",
+                            "unit": "s",
+                            "histogram": {
+                                "aggregationTemporality": 2,
+                                "dataPoints": [
+                                    {
+                                        "timeUnixNano": "1764403196250000000",
+                                        "count": "3",
+                                        "sum": 0.9,
+                                        "explicitBounds": [0.25, 0.5],
+                                        "bucketCounts": ["1", "2", "0"],
+                                    }
+                                ],
+                            },
+                        }
+                    ]
+                }
+            ],
+        }
+    ]
+}
+
+
 class Accepted(BaseModel):
     """The batch is on disk."""
 
@@ -116,6 +147,19 @@ class PartialSuccess(BaseModel):
 
     rejectedSpans: str
     errorMessage: str
+
+
+class PartialMetrics(BaseModel):
+    """Points that were left out, and why."""
+
+    rejectedDataPoints: str
+    errorMessage: str
+
+
+class MetricsAccepted(BaseModel):
+    """OTLP's ExportMetricsServiceResponse."""
+
+    partialSuccess: PartialMetrics | None = None
 
 
 class TracesAccepted(BaseModel):
@@ -200,6 +244,25 @@ _TRACES_DOC: Final[dict[str, Any]] = {
         },
     },
 }
+_METRICS_DOC: Final[dict[str, Any]] = {
+    "parameters": [_header("Kvscope-Source", "who sends; default otlp", {"type": "string"}), _ENCODING],
+    "requestBody": {
+        "required": True,
+        "content": {
+            PROTOBUF: {
+                "schema": {"type": "string", "format": "binary", "description": "OTLP ExportMetricsServiceRequest"}
+            },
+            JSON_CONTENT_TYPE: {
+                "schema": {
+                    "type": "object",
+                    "required": ["resourceMetrics"],
+                    "properties": {"resourceMetrics": {"type": "array", "items": {"type": "object"}}},
+                },
+                "example": EXAMPLE_OTLP_METRICS,
+            },
+        },
+    },
+}
 assert tuple(_EVENTS_DOC["requestBody"]["content"]) == MEDIA_TYPES
 assert tuple(_TRACES_DOC["requestBody"]["content"]) == TRACE_MEDIA_TYPES
 
@@ -234,5 +297,25 @@ async def post_events(request: Request) -> Response:
     openapi_extra=_TRACES_DOC,
 )
 async def post_traces(request: Request) -> Response:
-    """OTLP/HTTP, protobuf or JSON. `llm_request` spans become request rows at the engine's vantage, each span once."""
+    """OTLP/HTTP, protobuf or JSON. Spans of requests become request rows, each span once: vLLM's own, and any SDK's
+    that follow the GenAI conventions."""
     return await services_of(request).traces.export(request)
+
+
+@router.post(
+    "/v1/metrics",
+    summary="Store OTLP metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "model": MetricsAccepted,
+            "description": "committed; points that cannot be rows are told in partialSuccess",
+            "content": {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **problems.responses(*_ERRORS),
+    },
+    openapi_extra=_METRICS_DOC,
+)
+async def post_metrics(request: Request) -> Response:
+    """OTLP/HTTP, protobuf or JSON. Points become sample rows; deltas are added up, a repeated point counts once."""
+    return await services_of(request).otlp_metrics.export(request)

@@ -20,6 +20,8 @@ from engine_probe.errors import UnknownFormat
 PROTOBUF_TYPES: Final = ("application/x-protobuf", "application/protobuf", "application/octet-stream")
 MAX_ATTRIBUTES: Final = 64
 MAX_VALUE_CHARS: Final = 1_024
+MIN_INSTANT_NS: Final = 10**17
+DAY_NS: Final = 86_400 * 10**9
 _DELTA: Final = 1  # AGGREGATION_TEMPORALITY_DELTA
 _NO_VALUE: Final = 1  # DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 _TO_BASE: Final = {
@@ -87,7 +89,7 @@ class Metrics:
 def decode_points(body: bytes, content_type: str, received_ns: int) -> list[Metrics]:
     """Decode one ExportMetricsServiceRequest (already decompressed). Raises UnknownFormat.
 
-    received_ns  stands in where a point has no usable instant
+    received_ns  stands in where a point has no usable instant, and bounds those that have one (0: neither)
     """
     kind = content_type.split(";")[0].strip().lower()
     if kind == "application/json":
@@ -183,6 +185,10 @@ class _Told:
     def _base(self, kind: str, received_ns: int) -> tuple[dict[str, Any], float]:
         factor, unit = _TO_BASE.get(self.unit, (1.0, self.unit))
         at_ns = self.at_ns if 0 < self.at_ns <= _INT64_MAX else received_ns
+        if at_ns < MIN_INSTANT_NS or (received_ns and at_ns > received_ns + DAY_NS):
+            raise UnknownFormat(
+                f"{self.name}: a point has the instant {at_ns} ns, expected ns since 1970, not in the future."
+            )
         shared = {"name": self.name, "unit": unit, "kind": kind, "is_delta": self.is_delta, "at_ns": at_ns}
         return shared | {"labels": self.labels}, factor
 

@@ -19,6 +19,7 @@ from tests.integration.collector_harness import Collector, request_row, running,
 DESIGNED = {
     ("post", "/v1/events"),
     ("post", "/v1/traces"),
+    ("post", "/v1/metrics"),
     ("get", "/api/v1/requests"),
     ("get", "/api/v1/requests/{request_id}"),
     ("get", "/api/v1/requests/{request_id}/timeline"),
@@ -118,7 +119,7 @@ def test_every_operation_documents_its_errors_as_problems(document: dict[str, An
 
 def test_ingest_documents_every_refusal_of_the_design(document: dict[str, Any]) -> None:
     """400, 408, 413, 415, 422, 429, 507 and 503, beside who may send."""
-    for path in ("/v1/events", "/v1/traces"):
+    for path in ("/v1/events", "/v1/traces", "/v1/metrics"):
         statuses = set(document["paths"][path]["post"]["responses"])
         assert {"200", "400", "401", "403", "408", "413", "415", "422", "429", "503", "507"} == statuses
 
