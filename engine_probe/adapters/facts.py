@@ -16,6 +16,10 @@ class WorkerFacts:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
+    def known(self, worker: str) -> Mapping[str, Any]:
+        """What is known of a worker now; {} where nothing is."""
+        return self._known.get(worker, {})
+
     def observe(self, worker: str, facts: Mapping[str, Any], at_ns: int) -> dict[str, list[dict[str, Any]]]:
         """Rows that these facts are worth: {} where nothing is new, else kind -> rows of `worker` and `mark`.
 

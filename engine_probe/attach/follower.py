@@ -19,6 +19,7 @@ from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.adapters.registry import adapter
 from engine_probe.adapters.worker_map import WorkerMap
 from engine_probe.attach.fetch import TIMEOUT_S, EngineClient
+from engine_probe.attach.find import find_engine
 from engine_probe.attach.funnel import Funnel
 from engine_probe.attach.kv_link import KvEndpoint, endpoints_from_option, endpoints_from_sources
 from engine_probe.attach.kv_reader import KvReader
@@ -29,6 +30,8 @@ from engine_probe.errors import EngineUnreachable, KvscopeError, UsageError
 from engine_probe.sampling import Sampling
 
 MAX_PAUSE_S: Final = 5.0
+AUTO: Final = "auto"
+"""In place of an engine's name: find out who answers."""
 
 Say = Callable[[str], None]
 
@@ -61,6 +64,7 @@ class Follower:
 
     say    takes one sentence at a time
     due    monotonic instant (s) of the next scrape
+    tells_lines   whether what is seen is said line by line (it is kept in `lines` either way)
     """
 
     def __init__(
@@ -72,12 +76,10 @@ class Follower:
         self._clock = clock
         self._client = self._new_client()
         self._probe_client: EngineClient | None = None
-        engine = adapter(options.engine)
-        name = options.worker or self._client.url.partition("://")[2]
-        self._log = None if options.log is None else _log_tail(engine, options.log, name)
-        self.scraper = Scraper(
-            engine, self._client, funnel, options.worker, log=self._log, worker_map=options.worker_map, clock=clock
-        )
+        self._log: LogTail | None = None
+        self._scraper: Scraper | None = None
+        if options.engine != AUTO:
+            self._know(adapter(options.engine))
         self._sampling = Sampling(options.block_rate)
         self._decoder = KvEventDecoder(options.salt, sampling=self._sampling)
         self._poller: Poller | None = None
@@ -87,12 +89,36 @@ class Follower:
         self._kv_error: str | None = None
         self._failures = 0
         self.otlp_url: str | None = None
+        self.tells_lines = True
         self.lines: list[Mapping[str, Any]] = []
         self.due = 0.0
 
+    @property
+    def scraper(self) -> Scraper:
+        """What reads the engine's page. With `engine` auto it is there after `connect`."""
+        assert self._scraper is not None, "connect first"
+        return self._scraper
+
     def connect(self) -> None:
         """One attempt to find the engine. Raises EngineUnreachable, UnknownFormat, UsageError."""
+        if self._scraper is None:
+            self._know(find_engine(self._client)[0])
         self.scraper.connect()
+
+    def _know(self, engine: Adapter) -> None:
+        """Whose page it is. Raises UsageError where its log is asked for, and tells nothing."""
+        options = self._options
+        name = options.worker or self._client.url.partition("://")[2]
+        self._log = None if options.log is None else _log_tail(engine, options.log, name)
+        self._scraper = Scraper(
+            engine,
+            self._client,
+            self._funnel,
+            options.worker,
+            log=self._log,
+            worker_map=options.worker_map,
+            clock=self._clock,
+        )
 
     def open(self) -> None:
         """Open what the engine offers beside its page, and say what is seen. Call once, after `connect`."""
@@ -172,7 +198,7 @@ class Follower:
         told = [{"subject": line.subject, "seen": line.seen, "text": line.text} for line in lines]
         if told != self.lines:
             self.lines = list(told)
-            for line in lines:
+            for line in lines if self.tells_lines else ():
                 self._say(str(line))
 
     def _tell_changes(self) -> None:

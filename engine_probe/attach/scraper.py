@@ -75,6 +75,11 @@ class Scraper:
         return self._given_worker or self.discovery.plugin_worker or self._client.url.partition("://")[2]
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        """Columns of a `worker` row known of the instance (its first rank) now."""
+        return self._facts.known(self.worker)
+
+    @property
     def lives(self) -> Lives:
         assert self._lives is not None, "connect first"
         return self._lives

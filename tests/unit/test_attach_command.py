@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collector.cli import main
-from collector.commands.attach import StoreSink
+from collector.sinks import StoreSink
 from engine_probe.errors import StoreBusy
 from engine_probe.schema import table_from_rows
 from engine_probe.sink import HttpSink
