@@ -120,14 +120,15 @@ def decompress(
 ) -> bytes | bytearray:
     """Body without its Content-Encoding (`identity`, `gzip` or `zstd`), at most `limit_bytes`, asked for as it grows.
 
+    encoding   the header's list; more than one that does something is refused
     Several members or frames one after another are one body. Raises UnknownFormat (another encoding), TooLarge,
     BadRequest (damaged or cut off).
     """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
+    names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in ("", "identity")]
+    if not names:
         return body
-    codec = "gzip" if encoding == "x-gzip" else encoding
-    if codec not in ENCODINGS:
+    codec = "gzip" if names == ["x-gzip"] else names[0]
+    if len(names) > 1 or codec not in ENCODINGS:
         raise UnknownFormat(
             f"Content-Encoding {encoding[:60]!r} is not known; use one of {', '.join(ENCODINGS)}", known=list(ENCODINGS)
         )

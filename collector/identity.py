@@ -6,9 +6,10 @@ so is kinder than storing its batches twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+
+from starlette.datastructures import Headers
 
 from engine_probe.codec import Decoded
 from engine_probe.errors import BadRequest
@@ -41,14 +42,14 @@ class Claim:
     idempotency_key: str | None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Claim:
-        """Raises BadRequest where a header cannot be what it should."""
+    def of(cls, headers: Headers) -> Claim:
+        """Raises BadRequest where a header cannot be what it should, or says two different things."""
         return cls(
-            _name(headers.get("kvscope-source"), "Kvscope-Source"),
-            _name(headers.get("kvscope-epoch"), "Kvscope-Epoch"),
-            _number(headers.get("kvscope-seq"), "Kvscope-Seq"),
-            _number(headers.get("kvscope-sent-ns"), "Kvscope-Sent-Ns"),
-            _name(headers.get("idempotency-key"), "Idempotency-Key"),
+            _name(single(headers, "Kvscope-Source"), "Kvscope-Source"),
+            _name(single(headers, "Kvscope-Epoch"), "Kvscope-Epoch"),
+            _number(single(headers, "Kvscope-Seq"), "Kvscope-Seq"),
+            _number(single(headers, "Kvscope-Sent-Ns"), "Kvscope-Sent-Ns"),
+            _name(single(headers, "Idempotency-Key"), "Idempotency-Key"),
         )
 
     def with_body(self, decoded: Decoded) -> Sender:
@@ -69,12 +70,26 @@ class Claim:
                 "epoch and seq",
                 missing=missing,
             )
+        if epoch.startswith(KEY_EPOCH):
+            raise BadRequest(
+                f"an epoch that begins with {KEY_EPOCH!r} stands for an Idempotency-Key, and is forgotten as those are; "
+                "give the spool another random id",
+                name="epoch",
+            )
         return Sender(source, BatchId(source, epoch, seq), sent_ns)
 
     def _anonymous(self, source: str, sent_ns: int | None) -> Sender:
         if self.idempotency_key is None:
             return Sender(source, None, sent_ns)
         return Sender(source, BatchId(source, f"{KEY_EPOCH}{self.idempotency_key}", 0), sent_ns)
+
+
+def single(headers: Headers, name: str) -> str | None:
+    """The value of a header; None where it is absent. BadRequest where it comes twice with different values."""
+    values = set(headers.getlist(name))
+    if len(values) > 1:
+        raise BadRequest(f"{name} comes {len(values)} times with different values; send it once", name=name)
+    return next(iter(values), None)
 
 
 def _one(name: str, header: T | None, body: T | None) -> T | None:

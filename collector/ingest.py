@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from collector.body import Budget, Lease, decompress, read_body
-from collector.identity import Claim, Sender
+from collector.identity import Claim, Sender, single
 from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
@@ -121,8 +121,6 @@ class Ingest:
                     total_s=self._server.body_timeout_s,
                 )
                 self.meters.received(len(body))
-                if not body:
-                    raise BadRequest("the body is empty; send at least one batch of rows")
                 self._require_slot()
                 self.num_batches += 1
                 try:
@@ -195,6 +193,8 @@ class Ingest:
     def _apply_events(self, arrival: Arrival, body: Body, lease: Lease) -> dict[str, Any]:
         with self._decoding:
             plain = self.open_body(arrival, body, lease)
+            if not plain:
+                raise BadRequest("the body is empty; send at least one batch of rows")
             decoded = self._decode(arrival.media_type, plain)
             sender = arrival.claim.with_body(decoded)
             tables = {kind: table for kind, table in decoded.tables.items() if table.num_rows}
@@ -225,14 +225,14 @@ class Ingest:
     def _arrival(self, request: Request, media_types: tuple[str, ...], received_ns: int) -> Arrival:
         self._require_running()
         self._require_slot()
-        given = request.headers.get("content-type", "")
+        given = single(request.headers, "Content-Type") or ""
         media_type = _ALIASES.get(word := given.partition(";")[0].strip().lower(), word)
         if media_type not in media_types:
             raise UnknownFormat(
                 f"Content-Type {given[:80]!r} is not taken here; send one of {', '.join(media_types)}",
                 known=list(media_types),
             )
-        encoding = request.headers.get("content-encoding", "identity")
+        encoding = ", ".join(request.headers.getlist("content-encoding"))
         return Arrival(received_ns, media_type, encoding, Claim.of(request.headers))
 
     def _limit(self, media_type: str) -> int:

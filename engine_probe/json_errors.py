@@ -19,13 +19,14 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _ROW_PATH = re.compile(r"^\$\.events\.(?P<kind>\w+)\[(?P<row>\d+)\](?P<rest>.*)$", re.DOTALL)
 _LINE_PATH = re.compile(r"^\$\[(?P<index>\d+)\](?P<rest>.*)$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>.*)`", re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u(?P<code>[0-9a-fA-F]{4})|.)", re.DOTALL)
 _ENVELOPE = '{"source", "epoch", "seq", "sent_ns", "events": {kind: [row, ...]}}'
 
 
 def document_error(body: bytes, error: Exception) -> InvalidRows:
     """The refusal of a JSON document."""
     if not isinstance(error, msgspec.ValidationError):
-        return _unreadable(error, None)
+        return _unreadable(error, body, None)
     what, path = _split(error)
     match = _ROW_PATH.match(path)
     if match is None:
@@ -49,8 +50,8 @@ def line_error(lines: bytes, error: Exception, skipped: int = 0) -> InvalidRows:
             try:
                 msgspec.json.decode(line)
             except (msgspec.DecodeError, RecursionError) as broken:
-                return _unreadable(broken, f"line {number}")
-        return _unreadable(error, None)
+                return _unreadable(broken, line, f"line {number}")
+        return _unreadable(error, lines, None)
     what, path = _split(error)
     match = _LINE_PATH.match(path)
     if match is None or int(match["index"]) >= len(numbered):
@@ -60,7 +61,7 @@ def line_error(lines: bytes, error: Exception, skipped: int = 0) -> InvalidRows:
     try:
         content = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as broken:  # e.g. two values on one line
-        return _unreadable(broken, f"line {number}")
+        return _unreadable(broken, line, f"line {number}")
     name = content.get("kind") if isinstance(content, dict) else None
     if name is None:
         return invalid_rows("has no kind", place=f"line {number}", expected=f"one of: {' '.join(KINDS)}")
@@ -91,10 +92,12 @@ def _row_error(kind: str, row: int, rest: str, content: Any, what: str, place: s
             value = value[int(step[0])] if step[0] else value[step[1]]
         except (LookupError, TypeError):
             break
-    shown = msgspec.json.encode(value).decode("utf-8", "replace")
+    if beyond := "out of range" in what:  # such a body cannot be read a second time to show the number
+        value = "a number beyond every type"
+    shown = value if beyond else msgspec.json.encode(value).decode("utf-8", "replace")
     problem = f"is {shown[:120]}" + (f" at {inner}" if re.fullmatch(r"(\[\d+\]|\.\w+)+", inner) else "")
     return invalid_rows(
-        problem if what.startswith("Expected") else f"{problem} ({what})",
+        problem if beyond or what.startswith("Expected") else f"{problem} ({what})",
         kind=kind,
         row=row,
         column=name[1],
@@ -104,14 +107,36 @@ def _row_error(kind: str, row: int, rest: str, content: Any, what: str, place: s
     )
 
 
-def _unreadable(error: Exception, place: str | None) -> InvalidRows:
+def _unreadable(error: Exception, raw: bytes, place: str | None) -> InvalidRows:
     if isinstance(error, RecursionError):
         return invalid_rows("is nested too deeply", place=place or "the body", expected="rows of plain columns")
+    if half := _half_pair(raw):
+        return invalid_rows(
+            f"holds {half}, half of a surrogate pair",
+            place=place or "the body",
+            expected="whole characters: a text was cut within one",
+        )
     return invalid_rows(
         f"is no sound JSON: {str(error)[:200]}",
         place=place or "the body",
         expected="JSON (NaN and Infinity are not JSON)",
     )
+
+
+def _half_pair(raw: bytes) -> str | None:
+    """The first escape of a surrogate that lacks its other half: what is left of a text that was cut within a character."""
+    open_half: re.Match[bytes] | None = None
+    for escape in _ESCAPE.finditer(raw):
+        code = int(escape["code"] or b"0", 16)
+        if open_half is not None:
+            if not 0xDC00 <= code < 0xE000 or escape.start() != open_half.end():
+                return open_half[0].decode()
+            open_half = None
+        elif 0xD800 <= code < 0xDC00:
+            open_half = escape
+        elif 0xDC00 <= code < 0xE000:
+            return escape[0].decode()
+    return None if open_half is None else open_half[0].decode()
 
 
 def _split(error: Exception) -> tuple[str, str]:

@@ -84,5 +84,15 @@ def show(value: Any, limit: int = 120) -> Any:
     """A value as an error may carry it: numbers and short texts as they are, anything long cut off."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else _json(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _json(value: Any) -> str:
+    """As the sender wrote it, where JSON can say it."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return repr(value)

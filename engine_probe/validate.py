@@ -1,7 +1,7 @@
 """Judges the values of rows that already have the right shape: whole columns at a time, so that ingest stays fast.
 
 Every rule is derived from a column's type, name and unit in `events.py`: required columns are not null, closed
-vocabularies hold, instants are UTC nanoseconds and at most a day ahead, durations are finite and not negative, counts
+vocabularies hold, a name is not empty, instants are UTC nanoseconds and at most a day ahead, durations are finite and not negative, counts
 not below 0, ratios within 0..1, parallel lists are parallel. Columns without any value are not looked at.
 Invariant: a table that passes can be stored and joined; one that does not is refused with its first bad row.
 """
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from engine_probe.events import KINDS, Column
+from engine_probe.row_errors import expectation
 from engine_probe.validate_nested import check_list, check_map, check_structs, check_token_lists
 from engine_probe.validate_scalars import check_counts, check_floats, check_instants, refuse
 
@@ -51,6 +52,8 @@ def _checks(kind: str) -> tuple[tuple[Column, Check | None], ...]:
 def _check_of(column: Column) -> Check | None:
     if column.choices:
         return _check_choices
+    if column.type == "string" and (column.required or column.name == "run_id"):
+        return _check_named
     if column.type == "int64":
         if column.name.endswith("_ns"):
             return check_instants
@@ -62,6 +65,14 @@ def _check_of(column: Column) -> Check | None:
     if column.type.startswith("map<"):
         return check_map
     return check_list if column.type.startswith("list<") else None
+
+
+def _check_named(kind: str, column: Column, array: pa.ChunkedArray, now_ns: int) -> None:
+    """An empty name names nothing; rows of a run called '' could not be told from live ones."""
+    if pc.any(empty := pc.equal(array, "")).as_py():
+        raise refuse(
+            kind, column, array, empty, "is empty", f"a text with at least one character: {expectation(column)}"
+        )
 
 
 def _check_choices(kind: str, column: Column, array: pa.ChunkedArray, now_ns: int) -> None:

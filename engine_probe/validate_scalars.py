@@ -94,7 +94,9 @@ def refuse(
 
 
 def _looks_like(value: int) -> str:
-    if value <= 0:
+    if value == 0:
+        return "which is the beginning of 1970 and not unknown: leave the column out where the instant is not known"
+    if value < 0:
         return "which is before 1970"
     for limit, unit in ((10**11, "seconds"), (10**14, "milliseconds"), (MIN_INSTANT_NS, "microseconds")):
         if value < limit:

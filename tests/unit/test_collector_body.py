@@ -139,14 +139,20 @@ def test_refused_memory_stops_decompression() -> None:
         decompress(_pack(b"\0" * 5_000_000, "zstd"), "zstd", 10_000_000, lease.grow)
 
 
-@pytest.mark.parametrize("encoding", ["", "identity", "IDENTITY"])
+@pytest.mark.parametrize("encoding", ["", "identity", "IDENTITY", "identity, identity", " , "])
 def test_plain_body_is_passed_through(encoding: str) -> None:
     """No copy is made of what is not compressed."""
     body = bytearray(b"abc")
     assert decompress(body, encoding, 1, lambda _: None) is body
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip, zstd", "deflate"])
+@pytest.mark.parametrize("encoding", ["gzip, identity", "identity,GZIP", "x-gzip"])
+def test_identity_in_a_list_of_encodings_does_nothing(encoding: str) -> None:
+    """Proxies write such lists, and two headers are one list."""
+    assert decompress(gzip.compress(b"rows"), encoding, 100, lambda _: None) == b"rows"
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, zstd", "deflate", "gzip, gzip", "identity, br"])
 def test_unknown_encoding_is_refused(encoding: str) -> None:
     """Nothing is guessed."""
     with pytest.raises(UnknownFormat):
