@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,14 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 Obj = NDArray[np.object_]
+
+
+def rows_by_code(codes: I64, num_codes: int) -> list[I64]:
+    """Rows of each code from 0 to num_codes - 1, rising; one pass however many codes there are."""
+    small = codes.astype(np.int16) if num_codes < np.iinfo(np.int16).max else codes  # numpy sorts these by radix
+    order = np.argsort(small, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(num_codes + 1))
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,10 @@ class RequestFacts:
         """A column of `numbers`; all NaN where the window has none."""
         found = self.numbers.get(name)
         return np.full(len(self), np.nan) if found is None else found
+
+    def by_worker(self) -> list[I64]:
+        """Rows of each worker of `worker_names`, in arrival order."""
+        return rows_by_code(self.worker, len(self.worker_names))
 
     def has(self, name: str, share: float = 0.5) -> bool:
         """Whether at least `share` of the requests know this number."""

@@ -79,7 +79,7 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     values = judged_values(facts, metric)
     keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
     spent = own_work(facts, context)
-    lines = _timelines(facts, spent, context)
+    lines = timelines.build_all(facts, spent, context.most_running)
     sheet = Sheet(len(facts.requests))
     if metric in ("ttft", "e2e"):
         _write_ttft(sheet, facts, spent, lines, context)
@@ -105,14 +105,16 @@ class Sheet:
         self.columns: dict[str, F64] = {}
         self.waits = np.zeros(n)
 
-    def add(self, name: str, seconds: F64) -> None:
+    def add(self, name: str, seconds: F64, rows: I64 | slice = slice(None)) -> None:
+        """Seconds of one cause, of all requests or of those `rows`; unknown ones count nothing."""
         if name not in ROWS:
             raise KeyError(name)
-        self.columns[name] = self.columns.get(name, np.zeros(self.n)) + np.nan_to_num(seconds)
+        column = self.columns.setdefault(name, np.zeros(self.n))
+        column[rows] += known_or_0(seconds)
 
     def carve(self, left: F64, name: str, seconds: F64) -> F64:
         """Give `seconds` (at most what is left) to `name`; returns what remains."""
-        taken = np.clip(np.nan_to_num(seconds), 0.0, np.maximum(left, 0.0))
+        taken = np.clip(known_or_0(seconds), 0.0, np.maximum(left, 0.0))
         self.add(name, taken)
         return left - taken
 
@@ -129,18 +131,15 @@ class Sheet:
         return self.waits[keep]
 
 
-def _timelines(facts: Facts, spent: Spent, context: Context) -> Mapping[int, Timeline]:
-    built = {
-        worker: timelines.build(facts, worker, spent, context.model, context.most_running)
-        for worker in range(len(facts.requests.worker_names))
-    }
-    return {worker: line for worker, line in built.items() if line is not None}
+def known_or_0(values: F64) -> F64:
+    """The values with 0 for the unknown ones."""
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
     r = facts.requests
     at_least = at_least_s(facts)
-    ttft = np.maximum(np.nan_to_num(np.where(np.isfinite(at_least), at_least, metric_values(facts, "ttft"))), 0.0)
+    ttft = np.maximum(known_or_0(np.where(np.isfinite(at_least), at_least, metric_values(facts, "ttft"))), 0.0)
     slow = context.model.slow_share(suspect=context.suspect)
     queue, prefill, left_queue_s = _queue_and_prefill(facts, at_least)
     seen = np.isfinite(queue) & np.isfinite(prefill)
@@ -153,15 +152,13 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.waits += queue
     prefill = np.minimum(prefill, left - queue)
     stalled = np.clip(
-        np.nan_to_num(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
+        known_or_0(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
     )
     _write_wait(sheet, facts, queue, left_queue_s, lines, slow)
     _write_prefill(sheet, facts, spent, prefill, lines, slow, context)
     sheet.add("preemption_recompute", stalled)
     rest = left - queue - prefill - stalled
-    engine_front = (
-        np.nan_to_num(r.get("frontend_s")) + np.nan_to_num(r.get("tokenize_s")) + np.nan_to_num(r.get("network_s"))
-    )
+    engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
 
@@ -194,22 +191,18 @@ def _write_wait(
     start_s = left_queue_s - queue
     sheet.add("slow_steps", queue * slow)
     queue = queue * (1.0 - slow)
-    names = ("admission_blocked_on_blocks", "queue_dependency", *KINDS[:-1], "queue_load")
     done = np.zeros(len(r), dtype=bool)
-    for worker, line in lines.items():
-        rows = np.flatnonzero(
-            (r.worker == worker) & np.isfinite(left_queue_s) & np.isfinite(r.engine_arrival_s) & (queue > 0)
-        )
-        if len(rows) == 0:
+    waited = np.isfinite(left_queue_s) & np.isfinite(r.engine_arrival_s) & (queue > 0)
+    for worker, mine in enumerate(r.by_worker()):
+        rows = mine[waited[mine]]
+        if worker not in lines or len(rows) == 0:
             continue
+        line = lines[worker]
         shares = line.integrate(line.wait_shares(), start_s[rows], left_queue_s[rows])
-        total = shares.sum(axis=1)
+        total = timelines.sum_of(shares.values(), len(rows))
         good = total > 0
-        scaled = shares[good] / total[good][:, None] * queue[rows[good]][:, None]
-        for column, name in enumerate(names):
-            full = np.zeros(len(r))
-            full[rows[good]] = scaled[:, column]
-            sheet.add(name, full)
+        for name, share in shares.items():
+            sheet.add(name, share[good] / total[good] * queue[rows[good]], rows[good])
         done[rows[good]] = True
     sheet.add("queue_unobserved", np.where(done, 0.0, queue))
 
@@ -221,16 +214,16 @@ def _write_prefill(
     left = prefill * (1.0 - slow)
     rate = context.model.prefill_s_per_token
     if rate is not None:
-        for column, name in enumerate(KINDS):
+        for name, tokens in spent.tokens.items():
             if name not in ("long_prefill_interference", "shared_prefill"):  # those of its own are its own work
-                left = sheet.carve(left, name, spent.tokens[:, column] * rate)
+                left = sheet.carve(left, name, tokens * rate)
     r = facts.requests
     shared = _shared_with(facts, spent, lines, r.scheduled_s, r.engine_first_s, own=True)
-    own = np.nan_to_num(r.get("computed_tokens")) * (rate or 0.0)
+    own = known_or_0(r.get("computed_tokens")) * (rate or 0.0)
     sharable = np.maximum(left - np.minimum(own, left), 0.0)
     before = sharable.copy()
-    for column, name in enumerate(KINDS):
-        sharable = sheet.carve(sharable, name, shared[:, column] * (1.0 - slow))
+    for name, seconds in shared.items():
+        sharable = sheet.carve(sharable, name, seconds * (1.0 - slow))
     per_seq = context.model.decode_s_per_seq
     if per_seq is not None:
         chunks = r.get("prefill_chunks")
@@ -241,24 +234,32 @@ def _write_prefill(
 
 def _shared_with(
     facts: Facts, spent: Spent, lines: Mapping[int, Timeline], start_s: F64, end_s: F64, *, own: bool
-) -> F64:
-    """Seconds of [start, end) that the steps spent on the answered-for prefills of *other* requests, [n, kinds]."""
+) -> dict[str, F64]:
+    """Seconds of [start, end) that the steps spent on the answered-for prefills of *other* requests, [n] by kind.
+
+    Kinds that occur nowhere are left out; the others come in the order of KINDS. `own`: what a request computed itself is
+    taken off.
+    """
     r = facts.requests
-    out = np.zeros((len(r), len(KINDS)))
-    for worker, line in lines.items():
-        rows = np.flatnonzero((r.worker == worker) & np.isfinite(start_s) & np.isfinite(end_s))
-        if len(rows):
-            out[rows] = line.integrate(line.activity, start_s[rows], end_s[rows])
-    if own:
-        total = np.maximum(spent.tokens.sum(axis=1), 1e-12)
-        mine = spent.density * np.nan_to_num(r.get("prefill_s"))
-        out -= np.where(spent.tokens.sum(axis=1) > 0, mine, 0.0)[:, None] * spent.tokens / total[:, None]
-    return np.clip(out, 0.0, None)
+    occur = {name for line in lines.values() for name in line.activity}
+    out: dict[str, F64] = {name: np.zeros(len(r)) for name in KINDS if name in occur}
+    known = np.isfinite(start_s) & np.isfinite(end_s)
+    for worker, mine in enumerate(r.by_worker()):
+        rows = mine[known[mine]]
+        if worker in lines and len(rows):
+            for name, seconds in lines[worker].integrate(lines[worker].activity, start_s[rows], end_s[rows]).items():
+                out[name][rows] = seconds
+    if own and out:
+        total = spent.total()
+        mine_s = np.where(total > 0, spent.density * known_or_0(r.get("prefill_s")), 0.0)
+        for name, seconds in out.items():
+            seconds -= mine_s * spent.tokens[name] / np.maximum(total, 1e-12)
+    return {name: np.clip(seconds, 0.0, None) for name, seconds in out.items()}
 
 
 def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
     r = facts.requests
-    decode = np.nan_to_num(metric_values(facts, "decode"))
+    decode = known_or_0(metric_values(facts, "decode"))
     stalls = _stalls(facts, context)
     left = decode - np.minimum(stalls, decode)
     preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(r.get("num_preemptions")) > 0
@@ -271,13 +272,13 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
-    for column, name in enumerate(KINDS):
-        left = sheet.carve(left, name, shared[:, column] * (1.0 - slow))
+    for name, seconds in shared.items():
+        left = sheet.carve(left, name, seconds * (1.0 - slow))
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq
     if per_seq is not None:
         others = _mean_others(facts)
-        left = sheet.carve(left, "decode_bandwidth", np.nan_to_num(tokens - 1) * per_seq * np.maximum(others, 0.0))
+        left = sheet.carve(left, "decode_bandwidth", known_or_0(tokens - 1) * per_seq * np.maximum(others, 0.0))
     sheet.add("own_decode", left)
 
 
@@ -286,7 +287,7 @@ def _stalls(facts: Facts, context: Context) -> F64:
     r = facts.requests
     stalled = r.get("stalled_s")
     if np.isfinite(stalled).any():
-        return np.nan_to_num(stalled)
+        return known_or_0(stalled)
     gaps = r.gaps
     out = np.zeros(len(r))
     if gaps is None or len(gaps.gap_s) < 2:

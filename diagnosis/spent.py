@@ -11,7 +11,7 @@ import numpy as np
 
 from diagnosis.facts import F64, Facts
 from diagnosis.rows import KINDS
-from diagnosis.timeline import Spent
+from diagnosis.timeline import Spent, sum_of
 from diagnosis.work_model import WorkModel
 
 LONG_PREFILL = 4.0
@@ -55,13 +55,13 @@ def own_work(facts: Facts, context: Context) -> Spent:
     """Prompt tokens that each request computed, by kind (the last kind is ordinary), and their share of its prefill time."""
     r = facts.requests
     n = len(r)
-    tokens = np.zeros((n, len(KINDS)))
+    tokens = {name: np.zeros(n) for name in KINDS}
     left = np.nan_to_num(r.get("computed_tokens"))
     prompt = np.nan_to_num(r.get("prompt_tokens"))
 
     def give(kind: str, amount: F64) -> None:
         taken = np.clip(np.nan_to_num(amount), 0.0, left)
-        tokens[:, KINDS.index(kind)] = taken
+        tokens[kind] = taken
         np.subtract(left, taken, out=left)
 
     if facts.lineage is not None:
@@ -82,7 +82,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
     rate = context.model.prefill_s_per_token
     prefill = r.get("prefill_s")
     if rate is not None:
-        seconds = tokens.sum(axis=1) * rate * speed(context)
+        seconds = sum_of(tokens.values(), n) * rate * speed(context)
         known = np.isfinite(prefill) & (prefill > 1e-9)
         density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
     return Spent(tokens, density)

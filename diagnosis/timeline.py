@@ -8,14 +8,14 @@ the rows of a wait sum to the wait exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from diagnosis.censored import at_least_s
-from diagnosis.facts import F64, Bool, Facts
+from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS
-from diagnosis.work_model import WorkModel
 
 BINDINGS = ("blocks", "dependency", "other")
 SHORT_OF_BLOCKS = 1.0
@@ -24,72 +24,108 @@ SHORT_OF_BLOCKS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What each request's own prefill was: tokens by kind, [n, len(KINDS)], and the share of time it took of a step [n]."""
+    """What each request's own prefill was: tokens [n] of each kind, in the order of KINDS, and the share of time it took of a
+    step [n]."""
 
-    tokens: F64
+    tokens: Mapping[str, F64]
     density: F64
+
+    def total(self) -> F64:
+        """Tokens of all kinds, [n]."""
+        return sum_of(self.tokens.values(), len(self.density))
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One worker. `edges` [m+1] s; `activity` [m, len(KINDS)] shares of time; `binding` [m, 3] weights that sum to 1."""
+    """One worker. `edges` [m+1] s; `activity`: shares of time [m] of the kinds of prefill that occur; `binding` [3, m], weights
+    that sum to 1 in each piece."""
 
     edges: F64
-    activity: F64
+    activity: Mapping[str, F64]
     binding: F64
     running: F64
     waiting: F64
     seats: int | None
 
-    def integrate(self, shares: F64, start_s: F64, end_s: F64) -> F64:
-        """Integral of `shares` [m, k] over [start, end) a request -> [n, k]."""
-        cumulative = np.vstack([np.zeros(shares.shape[1]), np.cumsum(shares * np.diff(self.edges)[:, None], axis=0)])
-        out = np.empty((len(start_s), shares.shape[1]))
-        for column in range(shares.shape[1]):
-            at_end = np.interp(end_s, self.edges, cumulative[:, column])
-            out[:, column] = at_end - np.interp(start_s, self.edges, cumulative[:, column])
+    def integrate(self, shares: Mapping[str, F64], start_s: F64, end_s: F64) -> dict[str, F64]:
+        """Integral of each of `shares` [m] over [start, end) of a request -> [n] each."""
+        width = np.diff(self.edges)
+        instants = [np.maximum(at, self.edges[0]) for at in (start_s, end_s)]
+        ends = [(at, np.searchsorted(self.edges, at, "right") - 1) for at in instants]
+        out = {}
+        for name, share in shares.items():
+            cumulative = np.concatenate([[0.0], np.cumsum(share * width)])
+            slope = np.append(np.diff(cumulative) / width, 0.0)
+            start, end = (slope[piece] * (at - self.edges[piece]) + cumulative[piece] for at, piece in ends)
+            out[name] = end - start
         return out
 
-    def wait_shares(self) -> F64:
-        """[m, 2 + len(KINDS)]: blocks, dependency, what the steps computed for others, and last ordinary work. Rows sum to 1."""
-        blocks, dependency, other = self.binding.T
-        answered = self.activity[:, :-1]
-        rest = np.clip(1.0 - answered.sum(axis=1), 0.0, 1.0)
-        return np.column_stack([blocks, dependency, answered * other[:, None], rest * other])
+    def wait_shares(self) -> dict[str, F64]:
+        """Shares of each piece's waiting by row: blocks, dependency, what the steps computed for others, and last ordinary work."""
+        blocks, dependency, other = self.binding
+        answered = {name: share for name, share in self.activity.items() if name != KINDS[-1]}
+        rest = np.clip(1.0 - sum_of(answered.values(), len(other)), 0.0, 1.0)
+        return {
+            "admission_blocked_on_blocks": blocks,
+            "queue_dependency": dependency,
+            **{name: share * other for name, share in answered.items()},
+            "queue_load": rest * other,
+        }
 
 
-def build(facts: Facts, worker: int, spent: Spent, model: WorkModel, most_running: int) -> Timeline | None:
-    """Timeline of one worker from the engine's own instants; None where no request of it knows them.
+def build_all(facts: Facts, spent: Spent, most_running: int) -> dict[int, Timeline]:
+    """Timeline of each worker from the engine's own instants; without those of whose requests none knows them.
 
     `most_running`: the most requests that this configuration was ever seen to run at once, in either window.
     """
+    gone, waited = given_up(facts), at_least_s(facts)
+    shortage = _shortage(facts)
+    built = {}
+    for worker, rows in enumerate(facts.requests.by_worker()):
+        line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage)
+        if line is not None:
+            built[worker] = line
+    return built
+
+
+def _build(
+    facts: Facts, worker: int, rows: I64, spent: Spent, most_running: int, gone: I64, waited: F64, shortage: bool
+) -> Timeline | None:
     r = facts.requests
-    mine = (
-        (r.worker == worker)
-        & np.isfinite(r.scheduled_s)
-        & np.isfinite(r.engine_first_s)
-        & np.isfinite(r.engine_arrival_s)
+    known = (
+        np.isfinite(r.scheduled_s[rows]) & np.isfinite(r.engine_first_s[rows]) & np.isfinite(r.engine_arrival_s[rows])
     )
-    if not mine.any():
+    mine = rows[known]
+    if len(mine) == 0:
         return None
-    arrival, scheduled, first = r.engine_arrival_s[mine], r.scheduled_s[mine], r.engine_first_s[mine]
-    last = np.where(np.isfinite(r.engine_last_s[mine]), r.engine_last_s[mine], first)
-    gone = given_up(facts) & (r.worker == worker)
-    came = np.concatenate([arrival, r.engine_arrival_s[gone]])
-    left = np.concatenate([scheduled, r.engine_arrival_s[gone] + at_least_s(facts)[gone]])
+    scheduled, first, last = r.scheduled_s[mine], r.engine_first_s[mine], r.engine_last_s[mine]
+    last = np.where(np.isfinite(last), last, first)
+    came = r.engine_arrival_s[np.concatenate([mine, gone])]
+    left = np.concatenate([scheduled, r.engine_arrival_s[gone] + waited[gone]])
     edges = np.unique(np.concatenate([came, left, first, last]))
     if len(edges) < 2:
         return None
-    activity = _activity(edges, scheduled, first, spent, mine)
-    running = _level(edges, scheduled, last)
-    prefilling = _level(edges, scheduled, first)
-    waiting = _level(edges, came, left)
+    at_scheduled, at_first, at_last = (np.searchsorted(edges, at) for at in (scheduled, first, last))
+    num_pieces = len(edges) - 1
+    running = _level(num_pieces, at_scheduled, at_last)
+    prefilling = _level(num_pieces, at_scheduled, at_first)
+    waiting = _level(num_pieces, np.searchsorted(edges, came), np.searchsorted(edges, left))
+    activity = _activity(num_pieces, at_scheduled, at_first, spent, mine)
     seats = facts.seats(r.worker_names[worker])
     binding = _binding_from_steps(facts, worker, edges)
     if binding is None:
-        wanted = _blocks_wanted(facts, mine, edges, r.worker_names[worker])
-        binding = _binding(facts, running, prefilling, waiting, wanted, seats, most_running)
+        free_seats = running < (seats if seats is not None else most_running)
+        wanted = _blocks_wanted(facts, mine, num_pieces, at_scheduled, at_last, r.worker_names[worker])
+        binding = _binding(facts, free_seats, prefilling, waiting, wanted, shortage=shortage)
     return Timeline(edges, activity, binding, running, waiting, seats)
+
+
+def sum_of(columns: Iterable[F64], n: int) -> F64:
+    """Sum of columns [n], in their order; zeros where there are none."""
+    out = np.zeros(n)
+    for column in columns:
+        out += column
+    return out
 
 
 def given_up(facts: Facts) -> Bool:
@@ -106,42 +142,45 @@ def most_running(facts: Facts) -> int:
     """The most requests that any one worker ran at once."""
     most = 0
     r = facts.requests
-    for worker in range(len(r.worker_names)):
-        mine = (r.worker == worker) & np.isfinite(r.scheduled_s)
-        if mine.any():
-            scheduled = r.scheduled_s[mine]
-            last = np.where(np.isfinite(r.engine_last_s[mine]), r.engine_last_s[mine], scheduled)
+    for rows in r.by_worker():
+        mine = rows[np.isfinite(r.scheduled_s[rows])]
+        if len(mine):
+            scheduled, last = r.scheduled_s[mine], r.engine_last_s[mine]
+            last = np.where(np.isfinite(last), last, scheduled)
             edges = np.unique(np.concatenate([scheduled, last]))
             if len(edges) > 1:
-                most = max(most, int(_level(edges, scheduled, last).max()))
+                level = _level(len(edges) - 1, np.searchsorted(edges, scheduled), np.searchsorted(edges, last))
+                most = max(most, int(level.max()))
     return most
 
 
-def _level(edges: F64, start: F64, end: F64) -> F64:
-    """How many [start, end) intervals cover each piece, [m]."""
-    middle = (edges[:-1] + edges[1:]) / 2
-    covered = np.searchsorted(np.sort(start), middle, "right") - np.searchsorted(np.sort(end), middle, "right")
-    return covered.astype(float)
+def _level(num_pieces: int, start: I64, end: I64) -> F64:
+    """How many intervals cover each piece, [m]; `start` and `end` are the edges at which they begin and end."""
+    change = np.bincount(start, minlength=num_pieces + 1) - np.bincount(end, minlength=num_pieces + 1)
+    return np.cumsum(change[:-1]).astype(float)
 
 
-def _activity(edges: F64, scheduled: F64, first: F64, spent: Spent, mine: Bool) -> F64:
-    tokens = spent.tokens[mine]
-    total = np.maximum(tokens.sum(axis=1), 1e-12)
-    density = spent.density[mine][:, None] * (tokens / total[:, None])
-    density[tokens.sum(axis=1) <= 0] = 0.0
-    change = np.zeros((len(edges), len(KINDS)))
-    np.add.at(change, np.searchsorted(edges, scheduled), density)
-    np.add.at(change, np.searchsorted(edges, first), -density)
-    activity = np.clip(np.cumsum(change, axis=0)[:-1], 0.0, None)
-    crowd = activity.sum(axis=1)
-    shares: F64 = activity / np.maximum(crowd, 1.0)[:, None]
-    return shares
+def _activity(num_pieces: int, at_scheduled: I64, at_first: I64, spent: Spent, mine: I64) -> dict[str, F64]:
+    tokens = {name: column[mine] for name, column in spent.tokens.items()}
+    tokens = {name: column for name, column in tokens.items() if column.any()}
+    total = sum_of(tokens.values(), len(mine))
+    total = np.maximum(total, 1e-12)
+    activity = {}
+    for name, column in tokens.items():
+        change, share = np.zeros(num_pieces + 1), spent.density[mine] * (column / total)
+        np.add.at(change, at_scheduled, share)
+        np.subtract.at(change, at_first, share)
+        activity[name] = np.clip(np.cumsum(change)[:-1], 0.0, None)
+    crowd = np.maximum(sum_of(activity.values(), num_pieces), 1.0)
+    return {name: share / crowd for name, share in activity.items()}
 
 
-def _blocks_wanted(facts: Facts, mine: Bool, edges: F64, worker: str | None) -> F64 | None:
+def _blocks_wanted(
+    facts: Facts, mine: I64, num_pieces: int, at_scheduled: I64, at_last: I64, worker: str | None
+) -> F64 | None:
     """Blocks that the running requests and the head of the queue want, over the blocks there are: an upper bound, [m].
 
-    Shared prefixes are counted once a running prefix group where prompts name their prefix, else as often as they occur.
+    Shared prefixes are counted as often as they occur.
     """
     pool = facts.worker(worker)
     if pool is None or not pool.block_size or not pool.num_blocks or not facts.requests.has("prompt_tokens"):
@@ -150,36 +189,34 @@ def _blocks_wanted(facts: Facts, mine: Bool, edges: F64, worker: str | None) -> 
     r = facts.requests
     prompt = np.nan_to_num(r.get("prompt_tokens")[mine])
     output = np.nan_to_num(r.get("output_tokens")[mine])
-    scheduled = r.scheduled_s[mine]
-    last = np.where(np.isfinite(r.engine_last_s[mine]), r.engine_last_s[mine], r.engine_first_s[mine])
     held = np.ceil((prompt + output / 2) / size)
-    change = np.zeros(len(edges))
-    np.add.at(change, np.searchsorted(edges, scheduled), held)
-    np.add.at(change, np.searchsorted(edges, last), -held)
-    running = np.cumsum(change)[:-1]
+    change = np.zeros(num_pieces + 1)
+    np.add.at(change, at_scheduled, held)
+    np.subtract.at(change, at_last, held)
     head = float(np.ceil(np.mean(prompt) / size)) if len(prompt) else 0.0
-    return (running + head) / usable
+    return (np.cumsum(change)[:-1] + head) / usable
+
+
+def _shortage(facts: Facts) -> bool:
+    """Any trace of a shortage of blocks in the window: evictions or preemptions."""
+    preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(facts.requests.get("num_preemptions")) > 0
+    return bool(preempted) or (facts.blocks is not None and facts.blocks.evicted > 0)
 
 
 def _binding(
-    facts: Facts, running: F64, prefilling: F64, waiting: F64, wanted: F64 | None, seats: int | None, most_running: int
+    facts: Facts, free_seats: Bool, prefilling: F64, waiting: F64, wanted: F64 | None, *, shortage: bool
 ) -> F64:
     """By elimination: who waits while seats are free and nothing is deferred can only wait for budget or for blocks.
 
     Budget frees itself with the prefill in progress; so blocks bind where no prefill runs, or where more blocks are wanted
-    than there are. Needs a trace of shortage in the window (evictions or preemptions), else the answer is `other`.
+    than there are. Needs a trace of shortage in the window, else the answer is `other`.
     """
-    free_seats = running < (seats if seats is not None else most_running)
     deferred = facts.samples.get("requests_waiting_deferred:max", 0.0) > 0
-    preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(facts.requests.get("num_preemptions")) > 0
-    evicted = facts.blocks is not None and facts.blocks.evicted > 0
-    shortage = preempted or evicted
-    needed = (wanted >= SHORT_OF_BLOCKS) if wanted is not None else (prefilling == 0)
-    blocks = free_seats & needed
-    blocks &= (waiting > 0) & shortage & (not deferred)
-    out = np.zeros((len(running), len(BINDINGS)))
-    out[:, 0] = blocks
-    out[:, 2] = 1.0 - out[:, 0]
+    out = np.zeros((len(BINDINGS), len(waiting)))
+    if shortage and not deferred:
+        needed = (wanted >= SHORT_OF_BLOCKS) if wanted is not None else (prefilling == 0)
+        out[0] = free_seats & needed & (waiting > 0)
+    out[2] = 1.0 - out[0]
     return out
 
 
@@ -203,7 +240,7 @@ def _binding_from_steps(facts: Facts, worker: int, edges: F64) -> F64 | None:
         return None
     scale = np.where(known > 0, known, 1.0)
     blocks, dependency = counts["blocks"] / scale, counts["dependency"] / scale
-    return np.column_stack([blocks, dependency, 1.0 - blocks - dependency])
+    return np.stack([blocks, dependency, 1.0 - blocks - dependency])
 
 
 _WAITING_ON = ("blocks", "budget", "seats", "dependency")

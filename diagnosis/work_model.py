@@ -8,15 +8,15 @@ batch is not mistaken for a slower machine, and against the drift of step time i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
+from diagnosis.facts import F64, Facts, StepFacts
+from diagnosis.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
-MIN_QUIET_TOKENS = 4
-"""Tokens outside prefills that a request needs for its mean gap to count."""
 BLOCKS = 8
 """Spans of time a window is cut into to see how much step time drifts by itself."""
 SIGMAS = 2.5
@@ -35,6 +35,7 @@ class WorkModel:
     slow_factor           suspect step time / baseline step time at equal work; 1.0 within the noise, None if unobservable
     slow_raw, slow_noise  the ratio as measured, and by how much it would have to differ from 1 (log scale) to stand out from drift
     source                steps | token gaps | mean gap per request | None
+    decoding              sequences in a batch in the median, of (baseline, suspect): of steps that ran any, else as requests tell
     """
 
     prefill_s_per_token: float | None
@@ -45,6 +46,7 @@ class WorkModel:
     slow_noise: float | None
     num_compared: int
     source: str | None
+    decoding: tuple[float | None, float | None] = (None, None)
 
     def exchanged(self) -> WorkModel:
         """The model with the windows' roles exchanged; costs stay those of the faster window."""
@@ -52,6 +54,7 @@ class WorkModel:
             self,
             slow_factor=None if self.slow_factor is None else 1.0 / self.slow_factor,
             slow_raw=None if self.slow_raw is None else 1.0 / self.slow_raw,
+            decoding=(self.decoding[1], self.decoding[0]),
         )
 
     def slow_share(self, *, suspect: bool) -> float:
@@ -64,117 +67,77 @@ class WorkModel:
 
 def calibrate(base: Facts, suspect: Facts) -> WorkModel:
     """Fit the model on both windows."""
-    raw, noise, compared, source = _slow_factor(base, suspect)
+    sides = (_Side(base), _Side(suspect))
+    raw, noise, compared, source = _slow_factor(*sides)
     factor: float | None = None
     if raw is not None:
         significant = abs(np.log(raw)) > max(np.log1p(FLOOR), noise or 0.0)
         factor = raw if significant else 1.0
-    per_seq, step = _decode_cost(base)
-    return WorkModel(_prefill_cost(base, suspect, factor or 1.0), per_seq, step, factor, raw, noise, compared, source)
+    per_seq, step = _decode_cost(sides[0])
+    cost = _prefill_cost(base, suspect, factor or 1.0)
+    decoding = (sides[0].typical_running(), sides[1].typical_running())
+    return WorkModel(cost, per_seq, step, factor, raw, noise, compared, source, decoding)
 
 
-def running_at(requests: RequestFacts, worker: int, at_s: F64) -> F64:
-    """How many requests of this worker were decoding (first token seen, last token not yet) at each instant."""
-    mine = (requests.worker == worker) & np.isfinite(requests.first_token_s)
-    first = np.sort(requests.first_token_s[mine])
-    last = np.sort(np.where(np.isfinite(requests.last_token_s), requests.last_token_s, requests.end_s)[mine])
-    return (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
+class _Side:
+    """One window, whose gaps are worked out when they are first asked for."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.steps, self.requests = facts.steps, facts.requests
+
+    @cached_property
+    def gaps(self) -> Pace:
+        return quiet_gaps(self.requests)
+
+    @cached_property
+    def means(self) -> Pace:
+        return mean_gaps(self.requests)
+
+    def typical_running(self) -> float | None:
+        found = None if self.steps is None else running_of(self.steps)
+        return found if found is not None else (self.gaps if len(self.gaps) else self.means).typical_running()
 
 
-def quiet_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
-    """(gap a token s, running sequences, instant) of gaps in which no request's prompt finished: pure decode steps."""
-    gaps = requests.gaps
-    if gaps is None or len(gaps.gap_s) == 0:
-        empty = np.empty(0)
-        return empty, empty, empty
-    per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
-    running = np.empty(len(per_token))
-    quiet = np.zeros(len(per_token), dtype=bool)
-    worker_of = requests.worker[gaps.request]
-    for worker in range(len(requests.worker_names)):
-        rows = worker_of == worker
-        at, start = gaps.at_s[rows], gaps.at_s[rows] - gaps.gap_s[rows]
-        mine = (requests.worker == worker) & np.isfinite(requests.first_token_s)
-        firsts = np.sort(requests.first_token_s[mine])
-        running[rows] = running_at(requests, worker, at - gaps.gap_s[rows] / 2)
-        quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, start, "right")
-    return per_token[quiet], running[quiet], gaps.at_s[quiet]
-
-
-def decoding_levels(requests: RequestFacts) -> F64:
-    """How many sequences were decoding, at each quiet gap between tokens; without token times, at the middle of each decode."""
-    _, running, _ = quiet_gaps(requests)
-    return running if len(running) else _mean_gaps(requests)[1]
-
-
-def _slow_factor(base: Facts, suspect: Facts) -> tuple[float | None, float | None, int, str | None]:
+def _slow_factor(base: _Side, suspect: _Side) -> tuple[float | None, float | None, int, str | None]:
     if base.steps is not None and suspect.steps is not None:
         found = _factor_from_steps(base.steps, suspect.steps)
         if found is not None:
             return found[0], found[1], found[2], "steps"
-    found = _factor_from_levels(quiet_gaps(base.requests), quiet_gaps(suspect.requests))
+    found = _factor_from_levels(base.gaps, suspect.gaps)
     if found is not None:
         return found[0], found[1], found[2], "token gaps"
-    found = _factor_from_levels(_mean_gaps(base.requests), _mean_gaps(suspect.requests))
+    found = _factor_from_levels(base.means, suspect.means)
     if found is not None:
         return found[0], found[1], found[2], "mean gap per request"
     return None, None, 0, None
 
 
-def _mean_gaps(requests: RequestFacts) -> tuple[F64, F64, F64]:
-    """(gap a token s, running sequences, middle) a request, where single gaps are not recorded: its decode without prefills.
-
-    Time in which some prompt of the worker was being computed is taken out, and one token for each such prompt with it.
-    """
-    tokens, decode = requests.get("output_tokens"), requests.get("decode_s")
-    first, last = requests.engine_first_s, requests.engine_last_s
-    known = (
-        np.isfinite(tokens)
-        & np.isfinite(decode)
-        & np.isfinite(first)
-        & np.isfinite(last)
-        & np.isfinite(requests.scheduled_s)
-    )
-    running, busy, prompts = np.zeros(len(requests)), np.zeros(len(requests)), np.zeros(len(requests))
-    for worker in range(len(requests.worker_names)):
-        mine = (requests.worker == worker) & known
-        if not mine.any():
-            continue
-        running[mine] = running_at(requests, worker, (requests.first_token_s[mine] + requests.last_token_s[mine]) / 2)
-        scheduled, done = requests.scheduled_s[mine], np.sort(first[mine])
-        edges = np.unique(np.concatenate([scheduled, done]))
-        level = np.searchsorted(np.sort(scheduled), edges[:-1], "right") - np.searchsorted(done, edges[:-1], "right")
-        prefilling = np.concatenate([[0.0], np.cumsum((level > 0) * np.diff(edges))])
-        busy[mine] = np.interp(last[mine], edges, prefilling) - np.interp(first[mine], edges, prefilling)
-        prompts[mine] = np.searchsorted(done, last[mine], "right") - np.searchsorted(done, first[mine], "right")
-    left = tokens - 1 - prompts
-    quiet = decode - busy
-    known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
-    return quiet[known] / left[known], running[known], requests.last_token_s[known]
-
-
-def _factor_from_levels(base: tuple[F64, F64, F64], suspect: tuple[F64, F64, F64]) -> tuple[float, float, int] | None:
+def _factor_from_levels(base: Pace, suspect: Pace) -> tuple[float, float, int] | None:
     """Ratio of step times at equal concurrency, its uncertainty (log scale), and how many gaps were compared."""
-    levels_b, levels_s = np.round(base[1]), np.round(suspect[1])
+    levels_b, levels_s = np.round(base.running), np.round(suspect.running)
     pooled: dict[float, float] = {}
     compared = 0
     for level in np.intersect1d(np.unique(levels_b), np.unique(levels_s)):
-        a, b = base[0][levels_b == level], suspect[0][levels_s == level]
-        if len(a) >= MIN_LEVEL and len(b) >= MIN_LEVEL and np.median(a) > 0 and np.median(b) > 0:
-            pooled[float(level)] = float(np.sqrt(np.median(a) * np.median(b)))
-            compared += min(len(a), len(b))
+        a, b = base.step_s[levels_b == level], suspect.step_s[levels_s == level]
+        if len(a) >= MIN_LEVEL and len(b) >= MIN_LEVEL:
+            median_a, median_b = np.median(a), np.median(b)
+            if median_a > 0 and median_b > 0:
+                pooled[float(level)] = float(np.sqrt(median_a * median_b))
+                compared += min(len(a), len(b))
     if not pooled:
         return None
     effects = [
-        _block_effects(step, levels, at, pooled) for (step, _, at), levels in ((base, levels_b), (suspect, levels_s))
+        _block_effects(pace.step_s, levels, pace.at_s, pooled)
+        for pace, levels in ((base, levels_b), (suspect, levels_s))
     ]
     return _compare_blocks(effects[0], effects[1], compared)
 
 
 def _block_effects(step: F64, level: F64, at_s: F64, pooled: dict[float, float]) -> F64:
     """Log of step time over the pooled step time of its level, as the median of each of BLOCKS spans of time."""
-    usual = np.array([pooled.get(float(x), np.nan) for x in np.unique(level)])
-    relative = np.log(np.maximum(step, 1e-9) / usual[np.searchsorted(np.unique(level), level)])
+    levels = np.unique(level)
+    usual = np.array([pooled.get(float(x), np.nan) for x in levels])
+    relative = np.log(np.maximum(step, 1e-9) / usual[np.searchsorted(levels, level)])
     known = np.isfinite(relative)
     relative, at_s = relative[known], at_s[known]
     edges = np.quantile(at_s, np.linspace(0.0, 1.0, BLOCKS + 1)) if len(at_s) else np.zeros(BLOCKS + 1)
@@ -248,9 +211,9 @@ def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
         if not known.any():
             continue
         running = np.zeros(len(r))
-        for worker in range(len(r.worker_names)):
-            mine = (r.worker == worker) & known
-            running[mine] = running_at(r, worker, r.scheduled_s[mine])
+        for rows in r.by_worker():
+            mine = rows[known[rows]]
+            running[mine] = decoding_at(r, rows, r.scheduled_s[mine])
         designs.append(np.stack([np.ones(int(known.sum())), computed[known], running[known]], axis=1))
         targets.append(prefill[known] / speed)
     if not designs or sum(map(len, targets)) < 3 * MIN_LEVEL:
@@ -262,16 +225,15 @@ def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
     return fitted if fitted > 0 else None
 
 
-def _decode_cost(base: Facts) -> tuple[float | None, float | None]:
+def _decode_cost(base: _Side) -> tuple[float | None, float | None]:
     """(s one more sequence adds to a step, s of a step with one sequence), from the baseline."""
     if base.steps is not None:
         duration, work = step_design(base.steps)
         if len(duration) >= 3 * MIN_LEVEL and np.ptp(work[:, 2]) > 0:
             fixed, _, per_seq = fit_nonnegative(work, duration)
             return float(per_seq), float(fixed + per_seq)
-    step, running, _ = quiet_gaps(base.requests)
-    if len(step) < MIN_LEVEL:
-        step, running, _ = _mean_gaps(base.requests)
+    pace = base.gaps if len(base.gaps) >= MIN_LEVEL else base.means
+    step, running = pace.step_s, pace.running
     if len(step) < 3 * MIN_LEVEL:
         return None, (float(np.median(step)) if len(step) else None)
     keep = step <= np.quantile(step, 0.95)

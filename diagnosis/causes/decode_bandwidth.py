@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
-from diagnosis.facts import Facts
+from diagnosis.pace import running_of
 from diagnosis.wording import number, seconds
-from diagnosis.work_model import decoding_levels
 
 
 @cause("decode_bandwidth", needs=("request.token_ns|step.decode_tokens|request.decode_s",), rows=("decode_bandwidth",))
@@ -27,7 +24,7 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
 
     Experiment: compare TPOT at --max-num-seqs N and N/2 under the same arrivals.
     """
-    running_b, running_s = _typical_running(case.base), _typical_running(case.suspect)
+    running_b, running_s = case.model.decoding
     if running_b is None or running_s is None:
         return None
     if running_s <= running_b * 1.1:
@@ -45,7 +42,7 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
                 running_s,
                 "sequences",
                 f"SELECT median(num_running) AS running FROM step WHERE num_running > 0 AND {event_where(case, case.suspect)}"
-                if _from_steps(case.suspect) is not None
+                if case.suspect.steps is not None and running_of(case.suspect.steps) is not None
                 else None,
                 case.worst_requests("decode_bandwidth"),
             )
@@ -53,19 +50,3 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
         case.worker_subject("decode_bandwidth"),
         case.when("decode_bandwidth"),
     )
-
-
-def _typical_running(facts: Facts) -> float | None:
-    """Sequences in a batch in the median: of steps that ran any, else as the requests' own times tell."""
-    found = _from_steps(facts)
-    if found is not None:
-        return found
-    running = decoding_levels(facts.requests)
-    return float(np.median(running)) if len(running) else None
-
-
-def _from_steps(facts: Facts) -> float | None:
-    if facts.steps is None:
-        return None
-    running = np.nan_to_num(facts.steps.get("num_running"))
-    return float(np.median(running[running > 0])) if (running > 0).any() else None

@@ -158,8 +158,8 @@ def test_cold_start_counts_only_what_stands_out() -> None:
     )
     up = MarkFact("worker_up", 0.0, "w0", "started", {})
     tokens = own_work(facts(requests, marks=[up]), context()).tokens
-    assert tokens[:, 3].tolist() == pytest.approx([80.0] * 20 + [0.0] * 20)
-    assert own_work(facts(requests), context()).tokens[:, 3].sum() == 0.0
+    assert tokens["cold_start"].tolist() == pytest.approx([80.0] * 20 + [0.0] * 20)
+    assert own_work(facts(requests), context()).tokens["cold_start"].sum() == 0.0
 
 
 def test_stall_after_preemption_is_set_apart_from_decoding() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import F64, Facts, Gaps, StepFacts
-from diagnosis.work_model import calibrate, fit_nonnegative, quiet_gaps, running_at
+from diagnosis.pace import decoding_at, quiet_gaps
+from diagnosis.work_model import calibrate, fit_nonnegative
 from tests.factories import facts, request_facts, work_model
 
 M = 480
@@ -137,19 +138,19 @@ def test_gaps_with_a_prompt_in_them_are_not_quiet() -> None:
     gap = np.full(9, 0.1)
     gaps = Gaps(np.zeros(9, dtype=np.int64), 0.1 + np.cumsum(gap), gap, np.ones(9))
     requests = request_facts([0.0, 0.45], queue=[0.0, 0.0], prefill=[0.1, 0.1], decode=[0.9, 0.1], gaps=gaps)
-    step, running, at = quiet_gaps(requests)
-    assert len(step) == 8
-    assert step.tolist() == pytest.approx([0.1] * 8)
+    pace = quiet_gaps(requests)
+    assert len(pace) == 8
+    assert pace.step_s.tolist() == pytest.approx([0.1] * 8)
     # B decodes from 0.55 to 0.65: the gap that ends at 0.7 has its middle, 0.65, at B's last token
-    assert running.tolist() == [1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0]
-    assert at[4] == pytest.approx(0.7)
+    assert pace.running.tolist() == [1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0]
+    assert pace.at_s[4] == pytest.approx(0.7)
 
 
 def test_several_tokens_in_a_gap_share_it() -> None:
     """300 ms for three tokens are 100 ms each."""
     gaps = Gaps(np.array([0]), np.array([0.4]), np.array([0.3]), np.array([3.0]))
     requests = request_facts([0.0], queue=[0.0], prefill=[0.1], decode=[0.3], gaps=gaps)
-    assert quiet_gaps(requests)[0].tolist() == pytest.approx([0.1])
+    assert quiet_gaps(requests).step_s.tolist() == pytest.approx([0.1])
 
 
 def test_running_counts_first_to_last_token_of_one_worker() -> None:
@@ -162,7 +163,9 @@ def test_running_counts_first_to_last_token_of_one_worker() -> None:
         worker=[0, 0, 1],
         worker_names=("w0", "w1"),
     )
-    assert running_at(requests, 0, np.array([0.05, 0.5, 1.5, 2.5, 9.0])).tolist() == [0, 1, 2, 1, 0]
+    mine = requests.by_worker()[0]
+    assert mine.tolist() == [0, 1]
+    assert decoding_at(requests, mine, np.array([0.05, 0.5, 1.5, 2.5, 9.0])).tolist() == [0, 1, 2, 1, 0]
 
 
 def test_a_fit_never_goes_below_zero() -> None:

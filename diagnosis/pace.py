@@ -1,0 +1,98 @@
+"""How long a token took, and how many sequences were decoding meanwhile, as the requests' own times tell.
+
+Single gaps between streamed chunks where they were recorded, else each request's mean. Only pure decode steps count: time
+in which some prompt of the same worker was being computed is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnosis.facts import F64, I64, RequestFacts, StepFacts, rows_by_code
+
+MIN_QUIET_TOKENS = 4
+"""Tokens outside prefills that a request needs for its mean gap to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds a token, sequences that decoded meanwhile, and the instant, of each gap or request, [m] each."""
+
+    step_s: F64
+    running: F64
+    at_s: F64
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def typical_running(self) -> float | None:
+        """Sequences that decoded at once in the median; None where nothing tells."""
+        return float(np.median(self.running)) if len(self.running) else None
+
+
+def running_of(steps: StepFacts) -> float | None:
+    """Sequences in a batch in the median, of steps that ran any; None where no step tells."""
+    running = np.nan_to_num(steps.get("num_running"))
+    return float(np.median(running[running > 0])) if (running > 0).any() else None
+
+
+def quiet_gaps(requests: RequestFacts) -> Pace:
+    """Gaps between chunks in which no request's prompt finished: pure decode steps."""
+    gaps = requests.gaps
+    if gaps is None or len(gaps.gap_s) == 0:
+        return Pace(np.empty(0), np.empty(0), np.empty(0))
+    per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
+    running = np.empty(len(per_token))
+    quiet = np.zeros(len(per_token), dtype=bool)
+    gap_rows = rows_by_code(requests.worker[gaps.request], len(requests.worker_names))
+    for mine, rows in zip(requests.by_worker(), gap_rows, strict=True):
+        at, gap = gaps.at_s[rows], gaps.gap_s[rows]
+        firsts = requests.first_token_s[mine]
+        firsts = np.sort(firsts[np.isfinite(firsts)])
+        running[rows] = decoding_at(requests, mine, at - gap / 2)
+        quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, at - gap, "right")
+    return Pace(per_token[quiet], running[quiet], gaps.at_s[quiet])
+
+
+def mean_gaps(requests: RequestFacts) -> Pace:
+    """A request's decode without prefills, a token: where single gaps are not recorded. `at_s` is its last token.
+
+    Time in which some prompt of the worker was being computed is taken out, and one token for each such prompt with it.
+    """
+    tokens, decode = requests.get("output_tokens"), requests.get("decode_s")
+    first, last = requests.engine_first_s, requests.engine_last_s
+    known = (
+        np.isfinite(tokens)
+        & np.isfinite(decode)
+        & np.isfinite(first)
+        & np.isfinite(last)
+        & np.isfinite(requests.scheduled_s)
+    )
+    running, busy, prompts = np.zeros(len(requests)), np.zeros(len(requests)), np.zeros(len(requests))
+    for rows in requests.by_worker():
+        mine = rows[known[rows]]
+        if len(mine) == 0:
+            continue
+        running[mine] = decoding_at(requests, rows, (requests.first_token_s[mine] + requests.last_token_s[mine]) / 2)
+        scheduled, begun, ended = np.sort(requests.scheduled_s[mine]), first[mine], last[mine]
+        done = np.sort(begun)
+        edges = np.unique(np.concatenate([scheduled, done]))
+        level = np.searchsorted(scheduled, edges[:-1], "right") - np.searchsorted(done, edges[:-1], "right")
+        prefilling = np.concatenate([[0.0], np.cumsum((level > 0) * np.diff(edges))])
+        busy[mine] = np.interp(ended, edges, prefilling) - np.interp(begun, edges, prefilling)
+        prompts[mine] = np.searchsorted(done, ended, "right") - np.searchsorted(done, begun, "right")
+    left = tokens - 1 - prompts
+    quiet = decode - busy
+    known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
+    return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known])
+
+
+def decoding_at(requests: RequestFacts, rows: I64, at_s: F64) -> F64:
+    """How many of these requests (those of one worker) were decoding at each instant: first token seen, last not yet."""
+    rows = rows[np.isfinite(requests.first_token_s[rows])]
+    last = requests.last_token_s[rows]
+    last = np.sort(np.where(np.isfinite(last), last, requests.end_s[rows]))
+    first = np.sort(requests.first_token_s[rows])
+    return (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
