@@ -49,6 +49,7 @@ _ALIASES: Final = {
     "application/ndjson": NDJSON_CONTENT_TYPE,
     "application/jsonl": NDJSON_CONTENT_TYPE,
     "application/x-jsonlines": NDJSON_CONTENT_TYPE,
+    "application/protobuf": "application/x-protobuf",
 }
 _TEXT_COST = 8
 """Decoded JSON and protobuf take about so many times their text, as Python objects, before they are Arrow."""

@@ -97,7 +97,7 @@ def _sound_rows(result: OtlpResult, now_ns: int) -> tuple[pa.Table | None, list[
     reason = ""
     if table is None:
         return None, [], reason
-    good = [position for position, key in enumerate(keys) if len(key) == _KEY_BYTES]
+    good = [position for position, key in enumerate(keys) if _is_sound(key)]
     if len(good) < len(keys):
         reason = "a span has no valid traceId and spanId"
         table, keys = table.take(pa.array(good, pa.int64())), [keys[position] for position in good]
@@ -128,6 +128,11 @@ def _answer(media_type: str, num_rejected: int, reason: str) -> bytes:
         response.partial_success.error_message = reason
     serialised: bytes = response.SerializeToString()
     return serialised
+
+
+def _is_sound(key: Key) -> bool:
+    """Both ids have their length, and neither is all zeros, which the specification calls invalid."""
+    return len(key) == _KEY_BYTES and any(key[:16]) and any(key[16:])
 
 
 def _is_key(text: str) -> bool:

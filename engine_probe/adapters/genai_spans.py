@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from engine_probe.adapters import genai
+from engine_probe.adapters.otlp_wire import hex_id
 from engine_probe.errors import UnknownFormat
 
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
@@ -162,7 +163,7 @@ class _ResourceSpans(_Json):
 
 
 class _Request(_Json):
-    resource_spans: list[_ResourceSpans]
+    resource_spans: list[_ResourceSpans] | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Request)
@@ -170,7 +171,7 @@ _DECODER: Final = msgspec.json.Decoder(_Request)
 
 def _json(body: bytes) -> Iterator[_Span]:
     try:
-        for of_resource in _DECODER.decode(body).resource_spans:
+        for of_resource in _DECODER.decode(body).resource_spans or ():
             pairs = of_resource.resource.attributes if of_resource.resource is not None else []
             service = dict(_json_pairs(pairs, ("service.name",))).get("service.name")
             for scope in of_resource.scope_spans:
@@ -189,7 +190,7 @@ def _json(body: bytes) -> Iterator[_Span]:
                         chunks,
                         dict(_json_pairs(span.attributes, genai.WANTED)),
                     )
-                    yield _service(service), bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id), told
+                    yield _service(service), hex_id(span.trace_id), hex_id(span.span_id), told
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise UnknownFormat(
             f"The trace body ({len(body)} bytes) is not an ExportTraceServiceRequest in OTLP JSON: {error}"

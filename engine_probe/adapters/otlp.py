@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from engine_probe.adapters.genai_spans import genai_rows
-from engine_probe.adapters.otlp_wire import Found, Span, SpanReader
+from engine_probe.adapters.otlp_wire import Found, Span, SpanReader, hex_id
 from engine_probe.adapters.vllm import ENGINE, normalise_request_id
 from engine_probe.errors import UnknownFormat
 
@@ -159,6 +159,8 @@ def _values(worker: str | None, span: Span, received_ns: int) -> tuple[Any, ...]
     get = span.attributes.get
     end_ns = span.end_ns if 0 < span.end_ns <= _INT64_MAX else None
     start_ns = span.start_ns if 0 < span.start_ns <= _INT64_MAX else None
+    if end_ns is not None and start_ns is not None and end_ns < start_ns:
+        end_ns = None
     ttft, queue, prefill, decode = map(_seconds, map(get, (_TTFT, _QUEUE, _PREFILL, _DECODE)))
     frontend = first_scheduled_ns = first_token_ns = last_token_ns = None
     if ttft is not None:
@@ -255,7 +257,7 @@ class _ResourceSpans(_Json):
 
 
 class _Request(_Json):
-    resource_spans: list[_ResourceSpans]
+    resource_spans: list[_ResourceSpans] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _JSON: Final = msgspec.json.Decoder(_Request)
@@ -263,8 +265,12 @@ _JSON: Final = msgspec.json.Decoder(_Request)
 
 def _json_spans(body: bytes) -> Iterator[Found]:
     try:
-        request = _JSON.decode(body)
-        for resource_spans in request.resource_spans:
+        told = _JSON.decode(body).resource_spans
+        if told is msgspec.UNSET and msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+            raise ValueError(
+                "it has no `resourceSpans`"
+            )  # an empty message is an export of nothing, other names are none
+        for resource_spans in told or ():
             pairs = resource_spans.resource.attributes if resource_spans.resource is not None else []
             service = _attributes(pairs, _SERVICE).get("service.name")
             for scope in resource_spans.scope_spans:
@@ -281,8 +287,8 @@ def _json_span(span: _JsonSpan) -> Span:
     if span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"):
         failed = span.status.message or "error"
     return Span(
-        bytes.fromhex(span.trace_id),
-        bytes.fromhex(span.span_id),
+        hex_id(span.trace_id),
+        hex_id(span.span_id),
         int(span.start_time_unix_nano),
         int(span.end_time_unix_nano),
         failed,

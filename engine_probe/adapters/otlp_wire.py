@@ -48,6 +48,14 @@ Found = tuple[str | None, Span | None]
 """(service.name, the span); a span of another name is None: it is only counted."""
 
 
+def hex_id(text: str) -> bytes:
+    """A trace or span id of the JSON form; empty where it is no hexadecimal, so that one bad span costs no other."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
+
+
 class SpanReader:
     """Reads spans called `name` with those attributes that are `wanted`; keeps the shapes it has learned."""
 

@@ -157,9 +157,21 @@ def test_bad_span_costs_its_neighbours_nothing(collector: Collector) -> None:
 def test_span_without_ids_is_rejected(collector: Collector) -> None:
     """Without trace and span id nothing could tell a resent span; the OTLP specification forbids such spans."""
     span = {"name": "llm_request", "startTimeUnixNano": str(NOW_NS), "endTimeUnixNano": str(NOW_NS + 1)}
-    body = msgspec.json.encode({"resourceSpans": [{"scopeSpans": [{"spans": [span, span]}]}]})
+    zeros = span | {"traceId": "0" * 32, "spanId": "1" * 16}
+    base64 = span | {"traceId": "CvdlGRbNQ92ESOshHIAxnA==", "spanId": "t61rcWkgMzE="}
+    body = msgspec.json.encode({"resourceSpans": [{"scopeSpans": [{"spans": [span, span, zeros, base64]}]}]})
     answer = send(collector, body, JSON).json()
-    assert answer["partialSuccess"]["rejectedSpans"] == "2"
+    assert answer["partialSuccess"]["rejectedSpans"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"", PROTOBUF), (b"", {"content-type": "application/protobuf"}), (b"{}", JSON), (b'{"resourceSpans": []}', JSON)],
+)
+def test_export_of_nothing_succeeds(collector: Collector, body: bytes, headers: dict[str, str]) -> None:
+    """An exporter that has nothing to say is no error (OTLP specification): it must not drop or repeat anything."""
+    answer = send(collector, body, headers)
+    assert (answer.status_code, answer.content) == (200, b"{}" if headers is JSON else b"")
 
 
 def test_request_that_the_plugin_told_too_counts_once(collector: Collector) -> None:
@@ -190,7 +202,7 @@ def test_request_that_the_plugin_told_too_counts_once(collector: Collector) -> N
         (b"\xff\xff\xff\xff", PROTOBUF, 415),
         (b"{", JSON, 415),
         (b'{"spans": []}', JSON, 415),
-        (b"", PROTOBUF, 400),
+        (b"", JSON, 415),
         (b"x", {"content-type": "text/plain"}, 415),
     ],
 )

@@ -229,12 +229,10 @@ def test_shapes_that_never_end_are_not_learned() -> None:
         (b"hello", PROTOBUF),
         (b"{", "application/json"),
         (b"[]", "application/json"),
-        (b"{}", "application/json"),
+        (b"", "application/json"),
+        (b'{"spans": []}', "application/json"),
+        (b'{"resource_spans": []}', "application/json"),
         (b'{"resourceSpans": 3}', "application/json"),
-        (
-            b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "llm_request", "spanId": "zz"}]}]}]}',
-            "application/json",
-        ),
         (b'{"resourceSpans": [' * 2000, "application/json"),
         (b"", "text/plain"),
     ],
@@ -245,10 +243,36 @@ def test_other_bytes_are_refused(body: bytes, content_type: str) -> None:
         decode_traces(body, content_type, START)
 
 
-def test_an_empty_export_has_no_rows() -> None:
-    """Zero bytes are a valid, empty protobuf message."""
-    result = decode_traces(b"", PROTOBUF, START)
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"", PROTOBUF),
+        (b"{}", "application/json"),
+        (b'{"resourceSpans": null}', "application/json"),
+        (b'{"resourceSpans": []}', "application/json"),
+    ],
+)
+def test_an_empty_export_has_no_rows(body: bytes, content_type: str) -> None:
+    """Zero bytes are a valid, empty protobuf message, and an empty object is its JSON form."""
+    result = decode_traces(body, content_type, START)
     assert (result.num_spans, result.rows, result.tables()) == (0, {"request": []}, {})
+
+
+@pytest.mark.parametrize("name", ["llm_request", "chat m"])
+def test_a_span_with_an_id_that_is_no_hexadecimal_is_a_span_without_one(name: str) -> None:
+    """Ids in base64 (another JSON form of protobuf) or cut short cost their own span, not the whole export."""
+    attributes = VLLM | {"gen_ai.operation.name": "chat"}
+    good = span(attributes, name=name, number=2)
+    bad = [span(attributes, name=name, traceId=text) for text in ("CvdlGRbNQ92ESOshHIAxnA==", "abc", "")]
+    result = decode_traces(json.dumps(document(*bad, good)).encode(), "application/json", START)
+    assert [len(key) for key in result.span_ids] == [8, 8, 8, 24]
+
+
+def test_a_span_that_ends_before_it_starts_has_no_end() -> None:
+    """Its instant is when it came, as where it tells no end; a request does not take less than no time."""
+    row = decode(document(span(VLLM, endTimeUnixNano=str(START - 1))))
+    assert (row["at_ns"], row["arrival_ns"]) == (START, START)
+    assert "end_ns" not in row
 
 
 def test_instants_that_cannot_be_are_not_stored() -> None:
