@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from engine_probe.adapters.llamacpp import ENGINE as LLAMA
+from engine_probe.adapters.llamacpp import model_name, timings_columns
 from engine_probe.proxy.order import Order
 from engine_probe.proxy.shapes import NOTHING, count, small, small_dict
 from engine_probe.proxy.tokens import TokenLog
-from engine_probe.proxy.usage import metrics_columns, timings_columns, usage_columns
+from engine_probe.proxy.usage import metrics_columns, usage_columns
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+\-]{0,199}\Z")
 
@@ -47,6 +49,7 @@ class Reading:
         self.order = order
         self.tokens = TokenLog()
         self.api: str | None = None
+        self.engine: str | None = None
         self.model: str | None = None
         self.columns: dict[str, Any] = {}
         self.finish_reasons: dict[int, str] = {}
@@ -73,8 +76,8 @@ class Reading:
             self.api = api
 
     def name_model(self, model: str | None) -> None:
-        if self.model is None:
-            self.model = identifier(model)
+        if self.model is None and model is not None:
+            self.model = identifier(model_name(model))
 
     def token(self, now_ns: int, choice: int = 0, tokens: int | None = None) -> None:
         """A chunk with tokens came. tokens: how many it holds, where it says so."""
@@ -103,7 +106,8 @@ class Reading:
         """llama.cpp's timings."""
         timings = small_dict(raw)
         if timings:
-            self.columns.update({"_engine": "llamacpp", **timings_columns(timings)})
+            self.engine = LLAMA
+            self.columns.update(timings_columns(timings))
         return timings
 
     def measure(self, raw: bytes) -> None:

@@ -4,7 +4,7 @@
     OpenAI responses             input_tokens, output_tokens, input_tokens_details.cached_tokens
     Anthropic messages           input_tokens without what was read from or written to a cache, and those two beside it
     DeepSeek                     prompt_cache_hit_tokens, prompt_cache_miss_tokens
-    llama.cpp                    timings: cache_n, prompt_n, predicted_n, draft_n, draft_n_accepted, prompt_ms, predicted_ms
+    llama.cpp                    timings: read by its adapter
     vLLM                         metrics: queue_time_ms, time_to_first_token_ms, generation_time_ms
     SGLang /generate             meta_info: prompt_tokens, completion_tokens, cached_tokens
 
@@ -41,20 +41,6 @@ def usage_columns(usage: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning": count(output_details.get("reasoning_tokens")),
     }
     return _known(found)
-
-
-def timings_columns(timings: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of llama.cpp's `timings`."""
-    cached, computed = count(timings.get("cache_n")), count(timings.get("prompt_n"))
-    found = {
-        "prompt_tokens": None if cached is None or computed is None else cached + computed,
-        "cached_tokens": cached,
-        "computed_tokens": computed,
-        "output_tokens": count(timings.get("predicted_n")),
-        "draft_tokens": count(timings.get("draft_n")),
-        "accepted_tokens": count(timings.get("draft_n_accepted")),
-    }
-    return _known(found) | told_phases({"engine_timings": dict(timings)})
 
 
 def metrics_columns(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine_probe.adapters.llamacpp import timings_columns
 from engine_probe.errors import UnknownFormat
 
 _REJECTED = frozenset((429, 503))
@@ -20,7 +21,6 @@ _TOLD = {
         "prefill_s": "time_to_first_token_ms",
         "decode_s": "generation_time_ms",
     },
-    "engine_timings": {"prefill_s": "prompt_ms", "decode_s": "predicted_ms"},
 }
 
 
@@ -81,8 +81,13 @@ def _state(recorded: Mapping[str, Any]) -> str:
     return "aborted" if recorded.get("finish_reason") == "abort" else "finished"
 
 
-def told_phases(recorded: Mapping[str, Any]) -> dict[str, float]:
-    """Durations (s) that the engine put into its answer: `engine_metrics` (vLLM), `engine_timings` (llama.cpp)."""
+def told_phases(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine put into its answer: durations (s) of `engine_metrics` (vLLM); durations and speculated tokens of
+    `engine_timings` (llama.cpp)."""
+    timings = recorded.get("engine_timings")
+    if isinstance(timings, dict):
+        told = timings_columns(timings)
+        return {key: told[key] for key in ("prefill_s", "decode_s", "draft_tokens", "accepted_tokens") if key in told}
     for key, names in _TOLD.items():
         answer = recorded.get(key)
         if isinstance(answer, dict):

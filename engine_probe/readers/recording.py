@@ -1,8 +1,8 @@
 """A recording folder: `scenario.json` beside gzip JSON lines of what client, engine and host said in one run.
 
-What becomes what: client.jsonl.gz -> `request` at the client's vantage; otlp -> `request` at the engine's; metrics ->
-`sample`; kv_events -> `block`; host -> `sample` cpu_util; scenario and engine logs -> `worker`; its windows -> `mark`
-experiment with attrs window, edge, start_ns, end_ns. All instants are of one host clock: a `clock` mark with offset
+What becomes what: client.jsonl.gz -> `request` at the client's vantage; otlp -> `request` at the engine's; metrics and
+slots -> `sample`; kv_events -> `block`; host -> `sample` cpu_util; scenario, the endpoints' answers in it and engine
+logs -> `worker`; its windows -> `mark` experiment with attrs window, edge, start_ns, end_ns. All instants are of one host clock: a `clock` mark with offset
 and error 0 says so for the client and each worker. Invariant: the folder's name and the keys `truth`, `title`,
 `scenario`, `workload` and `prefix_group`, which tell the answer, are never read into rows.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import gzip
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine_probe.adapters import vllm
+from engine_probe.adapters import llamacpp, registry, vllm
 from engine_probe.adapters.geometry import SAFE_FLAGS, startup_facts
 from engine_probe.adapters.kv_events import KvEventDecoder
 from engine_probe.adapters.otlp import decode_traces
-from engine_probe.adapters.prometheus import PageParser
+from engine_probe.adapters.prometheus import Page, PageParser
 from engine_probe.adapters.thinning import Row
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Tables = Mapping[str, "pa.Table"]
-_STREAMS = ("client", "otlp", "metrics", "kv_events", "host")
-_KV_ENGINES = frozenset(("vllm",))
+_STREAMS = ("client", "otlp", "metrics", "kv_events", "slots", "host")
+_KV_ENGINES = frozenset(("vllm", "sglang"))
 
 
 class Recording:
@@ -64,11 +65,12 @@ class Recording:
             ("otlp", self._spans),
             ("metrics", self._metrics),
             ("kv_events", self._blocks),
+            ("slots", self._slots),
             ("host", self._host),
         ):
             if name in self._streams:
                 yield from read(self._streams[name], options, notes)
-            else:
+            elif name != "slots":
                 notes.left_out.append(f"{name}: the recording has no {name}.jsonl.gz")
         others = sorted(p.name for p in self._folder.iterdir() if p.is_file() and p not in self.files)
         for name in others:
@@ -95,26 +97,48 @@ class Recording:
         yield tables
 
     def _worker_facts(self, worker: str) -> dict[str, Any]:
-        """Scenario first, what it does not tell from the engine's log, then from its first cache_config_info."""
+        """Scenario first; what it does not tell from the engine's log, its page and its endpoints' answers."""
         facts = _scenario_facts(self._scenario, worker)
         others = []
         log = self._folder / f"engine-{worker}.log.gz"
-        if log in self._logs and self._engine == vllm.ENGINE:
-            others.append(startup_facts(line.decode("utf-8", "replace") for _, line in text_lines(log)))
-        if "metrics" in self._streams and self._engine == vllm.ENGINE:
-            others.append(self._first_cache_config(worker))
+        if self._engine == vllm.ENGINE:
+            if log in self._logs:
+                others.append(startup_facts(line.decode("utf-8", "replace") for _, line in text_lines(log)))
+            if "metrics" in self._streams:
+                others.append(self._first_cache_config(worker))
+        elif self._engine in registry.ENGINES:
+            others += self._told_facts(worker, log)
         for other in others:
             flags = {**other.get("flags", {}), **facts["flags"]}
             known = {key: value for key, value in facts.items() if value is not None}
             facts = {**other, **known, "flags": flags}
         return facts
 
+    def _told_facts(self, worker: str, log: Path) -> Iterator[dict[str, Any]]:
+        """What `attach` would have found: page and endpoints, then the log."""
+        adapter = registry.adapter(self._engine)
+        page = self._first_page(worker)
+        if page is not None:
+            asked = _Recorded(_dict(_dict(self._scenario.get("endpoint_info")).get(worker)))
+            told = adapter.facts(page, adapter.discover(asked, page)).get("0", {})
+            yield {key: value for key, value in told.items() if value is not None}
+        reader = adapter.log_reader(worker)
+        if log in self._logs and reader is not None:
+            for _, line in text_lines(log):
+                reader.feed(line.decode("utf-8", "replace"))
+            yield reader.worker_facts()
+
+    def _first_page(self, worker: str) -> Page | None:
+        if "metrics" in self._streams:
+            for _, row in json_lines(self._streams["metrics"]):
+                if row.get("worker") == worker and row.get("status") == 200 and isinstance(row.get("text"), str):
+                    return PageParser().parse(row["text"])
+        return None
+
     def _first_cache_config(self, worker: str) -> dict[str, Any]:
-        for _, row in json_lines(self._streams["metrics"]):
-            if row.get("worker") == worker and row.get("status") == 200 and isinstance(row.get("text"), str):
-                labels = vllm.cache_config(PageParser().parse(row["text"]))
-                return vllm.cache_config_facts(labels["0"]) if "0" in labels else {}
-        return {}
+        page = self._first_page(worker)
+        labels = {} if page is None else vllm.cache_config(page)
+        return vllm.cache_config_facts(labels["0"]) if "0" in labels else {}
 
     # --- streams
 
@@ -180,7 +204,7 @@ class Recording:
         notes.facts["samples_read"] = sum(target.num_read for target in targets.values())
         if failed:
             notes.left_out.append(f"metrics: {failed} scrapes that the engine did not answer with 200")
-        if self._engine != vllm.ENGINE:
+        if self._engine not in registry.ENGINES:
             notes.left_out.append(f"metrics: {self._engine} names are kept as they are, no adapter maps them yet")
 
     def _blocks(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
@@ -205,6 +229,22 @@ class Recording:
             yield tables
         notes.facts.update({f"kv_{key}": value for key, value in asdict(decoder.counts).items() if value})
 
+    def _slots(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
+        rows: list[dict[str, Any]] = []
+        for number, look in json_lines(path, ("at_ns", "worker", "status", "text")):
+            where = f"{path.name}, line {number}"
+            if look["status"] == 200 and isinstance(look["text"], str):
+                try:
+                    found = llamacpp.slots(look["text"].encode())
+                except UnknownFormat as error:
+                    raise UnknownFormat(f"{where}: {error.message}", line=number) from error
+                rows += llamacpp.slot_samples(found, str(look["worker"]), _instant(look["at_ns"], where))
+            if len(rows) >= CHUNK_ROWS:
+                yield {"sample": table_from_rows("sample", rows)}
+                rows = []
+        if rows:
+            yield {"sample": table_from_rows("sample", rows)}
+
     def _host(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
         rows: list[Row] = []
         labels: dict[str, dict[str, str]] = {}
@@ -223,6 +263,21 @@ class Recording:
                     )
         if rows:
             yield {"sample": sample_table(rows)}
+
+
+class _Recorded:
+    """An engine's endpoints as they answered when the recording was made."""
+
+    url = ""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = answers
+
+    def metrics(self, path: str = "/metrics", *, hint: str = "") -> tuple[bytes, str | None]:
+        raise UnknownFormat(f"a recording has no further pages ({path})")
+
+    def json(self, path: str) -> Any:
+        return self._answers.get(path)
 
 
 def _scenario(path: Path) -> dict[str, Any]:
@@ -256,7 +311,7 @@ def _scenario_facts(scenario: Mapping[str, Any], worker: str) -> dict[str, Any]:
     kv_dtype = model.get("kv_cache_dtype")
     return {
         "engine": scenario["engine"],
-        "engine_version": str(version or scenario.get("engine_version") or "").split(" ")[0] or None,
+        "engine_version": str(version) if version else _version(scenario.get("engine_version")),
         "model": scenario.get("served_model"),
         "role": "mixed",
         "dtype": model.get("dtype"),
@@ -268,6 +323,12 @@ def _scenario_facts(scenario: Mapping[str, Any], worker: str) -> dict[str, Any]:
         "prefix_caching": None if caching is None else caching == "True",
         "flags": flags,
     }
+
+
+def _version(text: Any) -> str | None:
+    """The first word where it is a version: a description of the build is none."""
+    word = str(text or "").split(" ")[0]
+    return word if re.match(r"[vb]?\d", word) else None
 
 
 def _window_marks(window: FoundWindow) -> list[dict[str, Any]]:

@@ -217,24 +217,63 @@ def test_caching_switched_off_is_a_fact() -> None:
     assert {row["value"] for row in rows["sample"] if row["name"] == "prefix_queries_tokens_total"} == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "client_rows", "left_out"),
-    [
-        ("sglang-0.5.23", 38, ["otlp", "metrics: sglang names", "kv_events: no adapter for sglang"]),
-        ("llamacpp", 30, ["otlp", "metrics: llamacpp names", "kv_events", "slots.jsonl.gz"]),
-    ],
-)
-def test_engines_without_an_adapter_are_imported_as_far_as_they_speak(
-    name: str, client_rows: int, left_out: list[str]
-) -> None:
-    """Client, host and raw metrics; what was left out is said."""
-    rows, notes = read(RECORDINGS / name)
-    assert len([row for row in rows["request"] if row["vantage"] == "client"]) == client_rows
-    assert "cpu_util" in {row["name"] for row in rows["sample"]}
-    wire = name.split("-")[0]
-    assert any(row["name"].startswith(f"{wire}:") for row in rows["sample"])
-    for text in left_out:
-        assert any(said.startswith(text) for said in notes.left_out), notes.left_out
+def test_sglangs_recording_speaks_the_contract() -> None:
+    """Client, samples under the contract's names, blocks of one token, geometry from page and log; no spans were kept."""
+    rows, notes = read(RECORDINGS / "sglang-0.5.23")
+    assert len([row for row in rows["request"] if row["vantage"] == "client"]) == 38
+    samples = {row["name"] for row in rows["sample"]}
+    assert {"cpu_util", "prefix_queries_tokens_total", "prefix_hits_tokens_total", "requests_running"} <= samples
+    (worker,) = rows["worker"]
+    assert (worker["block_size"], worker["num_blocks"], worker["kv_bytes_per_block"]) == (1, 65536, 512)
+    assert (worker["engine_version"], worker["prefix_caching"], worker["kv_dtype"]) == ("0.5.23", True, "bfloat16")
+    stored = [row for row in rows["block"] if row["change"] == "stored"]
+    assert {row["num_tokens"] for row in stored} == {1}
+    assert len(stored) == notes.facts["kv_stored"]
+    assert notes.left_out == ["otlp: the recording has no otlp.jsonl.gz"]
+
+
+def test_cached_tokens_of_sglangs_page_are_those_of_its_clients() -> None:
+    """Hits and lookups on the newest page are the sums of what clients were told until then, and the warm-up's own."""
+    rows, _ = read(RECORDINGS / "sglang-0.5.23")
+    last = {}
+    for row in rows["sample"]:
+        key = (row["name"], str(row["labels"]))
+        last[key] = row
+    at_ns = max(row["at_ns"] for row in last.values() if row["name"] == "prefix_hits_tokens_total")
+    hits = sum(row["value"] for row in last.values() if row["name"] == "prefix_hits_tokens_total")
+    done = [row for row in rows["request"] if row["end_ns"] <= at_ns]
+    running = [row for row in rows["request"] if row["arrival_ns"] <= at_ns < row["end_ns"]]
+    low = sum(row["cached_tokens"] for row in done)
+    assert low <= hits <= low + sum(row["cached_tokens"] for row in running)
+
+
+def test_llamacpps_recording_speaks_the_contract() -> None:
+    """Client rows with the engine's own timings, samples under the contract's names, slots; no events, no spans."""
+    rows, notes = read(RECORDINGS / "llamacpp")
+    assert len(rows["request"]) == 30
+    served = [row for row in rows["request"] if row["state"] == "finished"]
+    assert all(row["prefill_s"] > 0 and row["decode_s"] > 0 for row in served)
+    assert {row["vantage"] for row in rows["request"]} == {"client"}
+    samples = {row["name"] for row in rows["sample"]}
+    assert {"prompt_tokens_total", "prefix_hits_tokens_total", "llamacpp:slot_kv_tokens", "cpu_util"} <= samples
+    (worker,) = rows["worker"]
+    assert (worker["block_size"], worker["num_blocks"], worker["max_context"]) == (1, 8192, 2048)
+    assert worker["engine_version"] is None
+    assert notes.left_out == [
+        "otlp: the recording has no otlp.jsonl.gz",
+        "kv_events: the recording has no kv_events.jsonl.gz",
+    ]
+
+
+def test_an_engine_that_nobody_knows_is_imported_as_far_as_it_speaks(tmp_path: Path) -> None:
+    """Names stay as they are, events are left out, and both is said."""
+    shutil.copytree(RECORDINGS / "sglang-0.5.23", tmp_path / "x")
+    scenario = tmp_path / "x" / "scenario.json"
+    scenario.write_text(scenario.read_text().replace('"engine": "sglang"', '"engine": "newcomer"'))
+    rows, notes = read(tmp_path / "x")
+    assert "block" not in rows
+    assert any(said.startswith("kv_events: no adapter for newcomer") for said in notes.left_out)
+    assert any(said.startswith("metrics: newcomer names") for said in notes.left_out)
 
 
 def test_a_failed_request_keeps_its_error() -> None:
