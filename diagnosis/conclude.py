@@ -162,13 +162,13 @@ def _suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delta:
     """A large change that one burst may be all of: said as it is, with whom it points at."""
     metric = metric_name(case.metric)
     bounds = interval(judged.significance.mean_interval_95)
-    episodes = judged.significance.episodes[1]
+    episodes, side = min(zip(judged.significance.episodes, ("baseline", "suspect window"), strict=True))
     need = judged.requested.n_needed
     pointed = f"; if it is real, {causes[0].cause} owns most of it" if causes else ""
     wanted = f" About {need:,} requests a window would show a change of 20 %." if need else ""
     return (
         f"{quantile_name(judged.quantile)} {metric} went {_went(delta, judged)}, but too few independent requests carry it: "
-        f"{episodes} separate episode{'' if episodes == 1 else 's'} of slow ones, difference of the mean {bounds}{pointed}.{wanted}"
+        f"{episodes} separate episode{'' if episodes == 1 else 's'} of slow ones in the {side}, difference of the mean {bounds}{pointed}.{wanted}"
     )
 
 

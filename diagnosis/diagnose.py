@@ -10,7 +10,7 @@ from diagnosis.judge import judge
 from diagnosis.load import load
 from diagnosis.quantiles import parse_quantile
 from diagnosis.verdict import Verdict
-from engine_probe.errors import BadWindow, KvscopeError
+from engine_probe.errors import BadWindow, KvscopeError, UsageError
 from store.interface import Store, Window
 
 METRICS = ("ttft", "tpot", "e2e")
@@ -34,13 +34,13 @@ def diagnose(
     quantile   decimal text between 0 and 1, such as "0.99"
     why        why these windows, where they were chosen before (an incident bundle)
     vantage    client or engine; None takes the client's where both windows have it, else the engine's
-    Raises BadWindow for unknown, empty, overlapping or future windows.
+    Raises BadWindow for unknown, empty, overlapping or future windows, UsageError for an unknown metric, vantage or quantile.
     """
     if metric not in METRICS:
-        raise BadWindow(f"unknown metric {metric!r}; known: {', '.join(METRICS)}", metric=metric)
+        raise UsageError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}", metric=metric)
     check_quantile(quantile)
     if vantage is not None and vantage not in windows.VANTAGES:
-        raise BadWindow(f"unknown vantage {vantage!r}; known: {', '.join(windows.VANTAGES)}", vantage=vantage)
+        raise UsageError(f"unknown vantage {vantage!r}; known: {', '.join(windows.VANTAGES)}", vantage=vantage)
     chosen = windows.choose(store, baseline, suspect, now_ns)
     if why is not None:
         chosen = replace(chosen, why=why)
@@ -71,13 +71,13 @@ def _vantage(store: Store, chosen: windows.Chosen) -> str:
 
 
 def check_quantile(quantile: str) -> None:
-    """Raises BadWindow where the text is no decimal from LOWEST to HIGHEST: beyond, no window holds enough requests to judge."""
+    """Raises UsageError where the text is no decimal from LOWEST to HIGHEST: beyond, no window holds enough requests to judge."""
     try:
         inside = Fraction(LOWEST) <= parse_quantile(quantile) <= Fraction(HIGHEST) and len(quantile) <= MOST_DIGITS
     except (ValueError, ArithmeticError, KvscopeError):
         inside = False
     if not inside:
-        raise BadWindow(
+        raise UsageError(
             f"{quantile!r} is no quantile that can be judged; give a decimal from {LOWEST} to {HIGHEST}, such as 0.99",
             quantile=quantile,
         )

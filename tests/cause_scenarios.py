@@ -236,19 +236,21 @@ def a_little_slower() -> Pair:
     return pair(_pace(0.1), _pace(0.106), "e2e")
 
 
-# decode_bandwidth: 100 steps of 10 ms + 1 ms a sequence; a request each 0.3 s, on two workers and then on one.
-# Two workers: 2 at once, 1.2 s = 2 * 0.6 s. One worker: 5 at once, 1.5 s = 5 * 0.3 s.
+# decode_bandwidth: 100 steps of 10 ms + 1 ms a sequence; a request each 0.3 s, in turns to two workers and then all but one
+# to the first. In turns: 2 at once, 1.2 s = 2 * 0.6 s. On one: 5 at once, 1.5 s = 5 * 0.3 s. The load is that of two workers in both.
 
 
-def _batch(workers: int, per_seq: float = 0.001) -> Facts:
-    running = {1: 5, 2: 2}[workers]
+def _batch(used: int, per_seq: float = 0.001) -> Facts:
+    running = {1: 5, 2: 2}[used]
+    worker = np.arange(N) % used
+    worker[-1] = 1
     requests = request_facts(
         np.arange(N) * 0.3,
         queue=[0.0] * N,
         prefill=[0.01] * N,
         decode=100 * (0.01 + 0.001 * running) * JITTER,
-        worker=np.arange(N) % workers,
-        worker_names=tuple(f"w{i}" for i in range(workers)),
+        worker=worker,
+        worker_names=("w0", "w1"),
         prompt_tokens=[160.0] * N,
         output_tokens=[101.0] * N,
     )
@@ -264,7 +266,7 @@ def _batch(workers: int, per_seq: float = 0.001) -> Facts:
 
 
 def fuller() -> Pair:
-    """One worker serves what two did: 5 at once in place of 2, each 1 ms a step: 12 -> 15 ms a token."""
+    """One worker serves nearly all that two did: 5 at once in place of 2, each 1 ms a step: 12 -> 15 ms a token."""
     return pair(_batch(2), _batch(1), "tpot")
 
 
@@ -298,6 +300,13 @@ def as_much_load() -> Pair:
 def a_little_more_load() -> Pair:
     """5 % more arrivals are below the 10 % from which on load can be a cause, whatever the queue does."""
     return pair(_load(2.0, 0.0), _load(1.9, 0.4))
+
+
+def more_load_on_more_workers() -> Pair:
+    """Twice the arrivals on twice the workers: each has as much to do as before, whatever the queue does."""
+    base, suspect, metric = more_load()
+    requests = replace(suspect.requests, worker=np.arange(N) % 2, worker_names=("w0", "w1"))
+    return base, replace(suspect, requests=requests), metric
 
 
 # long_prefill_interference: 160 tokens in 160 ms; every other request computes 2,000 in 2 s, and its neighbour waits 1 s

@@ -1,4 +1,4 @@
-"""More requests arrived a second."""
+"""More requests arrived a second for each worker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ MIN_Z = 3.0
 
 @cause("load_step", rows=("queue_load", "decode_bandwidth", "shared_prefill"))
 def load_step(case: Case) -> Claim | Excluded | None:
-    """More requests arrived a second, and ordinary work queued behind ordinary work.
+    """More requests arrived a second for each worker, and ordinary work queued behind ordinary work.
 
     Why: near saturation a little more load costs much waiting; the steps are as fast as before, there are only more of them.
+    More arrivals for as many workers and fewer workers for as many arrivals are the same to a worker.
 
-    Refuted by: an arrival rate that did not change; steps that got longer for the same work.
+    Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work.
 
     Remedy:
     - fleet: add workers, or shed load earlier (vLLM: --max-num-queued-reqs) so that what is accepted meets its target
@@ -33,16 +34,19 @@ def load_step(case: Case) -> Claim | Excluded | None:
     Experiment: replay the suspect's arrivals at the baseline's rate; if the waiting goes, it was the load.
     """
     base, suspect = case.base, case.suspect
-    rate_b, rate_s = rate_per_s(base), rate_per_s(suspect)
+    workers_b, workers_s = _num_workers(base), _num_workers(suspect)
+    rate_b, rate_s = rate_per_s(base) / workers_b, rate_per_s(suspect) / workers_s
     growth = rate_s / rate_b - 1.0
     # difference of two Poisson rates on the log scale: sd = sqrt(1/n + 1/m)
     z = math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
-    said = f"{number(rate_s)} requests/s arrived in the {case.suspect_word}, {number(rate_b)} in the {case.base_word} ({_grown(growth)})"
+    each = " at each worker" if (workers_b, workers_s) != (1, 1) else ""
+    said = f"{number(rate_s)} requests/s arrived{each} in the {case.suspect_word}, {number(rate_b)} in the {case.base_word} ({_grown(growth)})"
+    if workers_b != workers_s:
+        said += f"; {number(workers_s)} and {number(workers_b)} workers served"
     tokens_b, tokens_s = _tokens_per_s(base), _tokens_per_s(suspect)
     if tokens_b and tokens_s:
-        said += (
-            f"; offered tokens {number(tokens_s)} and {number(tokens_b)} a second ({_grown(tokens_s / tokens_b - 1.0)})"
-        )
+        grown = _grown(tokens_s / workers_s / (tokens_b / workers_b) - 1.0)
+        said += f"; offered tokens{' in all' if each else ''} {number(tokens_s)} and {number(tokens_b)} a second ({grown}{each})"
     if growth < CHANGE or z <= MIN_Z:
         return Excluded(f"the offered load did not grow: {said}")
     evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
@@ -55,12 +59,18 @@ def load_step(case: Case) -> Claim | Excluded | None:
 
 
 def _growth_sql(case: Case) -> str:
-    """Arrivals over the length of each window, suspect over baseline, less 1."""
+    """Arrivals over the length of each window and its workers, suspect over baseline, less 1."""
     rates = [
-        f"({request_sql(case, facts, 'count(*)')}) / {max(facts.duration_s, 1e-9)!r}"
+        f"({request_sql(case, facts, 'count(*)')}) / {max(facts.duration_s, 1e-9) * _num_workers(facts)!r}"
         for facts in (case.suspect, case.base)
     ]
     return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
+
+
+def _num_workers(facts: Facts) -> int:
+    """Workers that served the window; 1 where requests do not name them."""
+    names = facts.requests.worker_names
+    return 1 if None in names else max(len(names), 1)
 
 
 def _grown(growth: float) -> str:

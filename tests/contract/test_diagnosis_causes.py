@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from diagnosis.cause import Cause, all_causes
@@ -17,7 +19,7 @@ from diagnosis.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
-from tests.cause_scenarios import SCENARIOS, Pair, names
+from tests.cause_scenarios import SCENARIOS, N, Pair, more_load, more_load_on_more_workers, names
 from tests.diagnosed import few_replicates
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
@@ -127,6 +129,23 @@ def test_edge_is_not_blamed(name: str) -> None:
     verdict = judged(SCENARIOS[name].edge())
     assert name not in names(verdict.causes), verdict.verdict
     assert name in names(verdict.excluded) or name in names(verdict.not_observable)
+
+
+def test_load_is_what_each_worker_gets() -> None:
+    """Twice the arrivals on twice the workers are no more load; as many arrivals on half the workers are."""
+    base, suspect, metric = more_load_on_more_workers()
+    verdict = judged((base, suspect, metric))
+    assert "load_step" not in names(verdict.causes)
+    because = next(row["because"] for row in verdict.excluded if row["cause"] == "load_step")
+    assert "0.503 requests/s arrived at each worker in the suspect window" in because
+    assert "2 and 1 workers served" in because
+    fewer = judged((suspect, more_load()[1], metric))
+    assert "load_step" not in names(fewer.causes), "the queue is as long in both"
+    busy, calm = (
+        more_load()[1],
+        replace(base, requests=replace(base.requests, worker=np.arange(N) % 2, worker_names=("w0", "w1"))),
+    )
+    assert names(judged((calm, busy, metric)).causes)[0] == "load_step"
 
 
 @pytest.mark.parametrize("name", [name for name, made in SCENARIOS.items() if made.blind is not None])

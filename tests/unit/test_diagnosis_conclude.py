@@ -172,9 +172,15 @@ def test_a_large_change_in_one_burst_is_not_called_none() -> None:
     assert found.named
     assert found.sentence == (
         "P99 TTFT went 100 ms -> 300 ms (mean 50.0 ms -> 150 ms), but too few independent requests carry it: 1 separate episode of slow "
-        "ones, difference of the mean +50.0 ms to +150 ms; if it is real, premature_eviction owns most of it. About 5,000 requests a "
+        "ones in the suspect window, difference of the mean +50.0 ms to +150 ms; if it is real, premature_eviction owns most of it. About 5,000 requests a "
         "window would show a change of 20 %."
     )
+
+
+def test_the_window_with_fewer_episodes_is_the_one_that_is_told() -> None:
+    """What got better: the baseline held the one burst, however many episodes of its own the suspect window has."""
+    quiet = judged(changed=False, changed_mean=False, enough=False, interval_95=None, episodes=(1, 43))
+    assert "1 separate episode of slow ones in the baseline, " in said(case(), quiet, delta=change()).sentence
 
 
 @pytest.mark.parametrize(("delta_mean", "large"), [(0.0099, False), (0.0101, True), (-0.0101, True), (0.0, False)])
