@@ -58,7 +58,7 @@ def openers(sources: Sequence[Provides], seen: Iterable[str]) -> dict[str, tuple
     already = set(judgeable(have).causes)
     found = {}
     for source in sources:
-        new = tuple(name for name in judgeable(have | source.names).causes if name not in already)
+        new = tuple(name for name in judgeable(have | source.judged).causes if name not in already)
         if new:
             found[source.source] = new
     return found
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def _together(sources: Sequence[Provides]) -> Judgeable:
-    return judgeable(frozenset[str]().union(*(one.names for one in sources)))
+    return judgeable(frozenset[str]().union(*(one.judged for one in sources)))
 
 
 def _engine(engine: str, sources: Sequence[Provides]) -> str:
@@ -86,13 +86,18 @@ def _engine(engine: str, sources: Sequence[Provides]) -> str:
     together = _together(sources)
     if together.metrics:
         lines += ["", "What it allows to judge:", "", f"| verdict | {header} | all |", rule + " --- |"]
-        each = [judgeable(one.names) for one in sources]
+        each = [judgeable(one.judged) for one in sources]
         for metric in METRICS:
             lines.append(_row(f"change of {metric.upper()}", [metric in one.metrics for one in (*each, together)]))
         for cause in all_causes():
             lines.append(_row(f"`{cause}`", [cause in one.causes for one in (*each, together)]))
     else:
-        lines += ["", "No request rows: it explains what others observe, and judges no latency alone."]
+        what = (
+            "No latency in its requests: it tells a load"
+            if "request.arrival_ns" in names
+            else "No request rows: it explains what others observe"
+        )
+        lines += ["", f"{what}, and judges no latency alone."]
     lines += ["", f"| name | {header} |", rule]
     lines += [_row(f"`{name}`", [name in one.names for one in sources]) for name in all_names() if name in names]
     caveats = [(one.source, name, text) for one in sources for name, text in one.caveats.items()]

@@ -124,6 +124,8 @@ def request_row(
     labels = {"span_id": span_id}
     if given is not None:
         labels["engine_request_id"] = given
+    ending = _ending(attributes, failed)
+    comes_whole = not is_server and ending["state"] == "finished" and _first(attributes, STREAM, _truth) is not True
     for key, text in (
         ("provider", provider),
         ("service", None if is_server else service),
@@ -151,8 +153,8 @@ def request_row(
         "computed_tokens": prompt - cached if prompt is not None and cached is not None and cached <= prompt else None,
         "output_tokens": output,
         "finish_reason": _finish(attributes),
-        **_ending(attributes, failed),
-        **_tokens(attributes, arrival_ns, end, output, chunk_ns, is_server=is_server),
+        **ending,
+        **_tokens(attributes, arrival_ns, end, output, chunk_ns, comes_whole=comes_whole),
     }
     return {key: value for key, value in row.items() if value is not None}
 
@@ -164,7 +166,7 @@ def _tokens(
     output: int | None,
     chunk_ns: Sequence[int],
     *,
-    is_server: bool,
+    comes_whole: bool,
 ) -> dict[str, Any]:
     """First and last token, and every chunk where events tell them."""
     chunks = sorted(at for at in chunk_ns if arrival_ns <= at <= _INT64_MAX)
@@ -181,7 +183,7 @@ def _tokens(
     elif first_ns is not None and each_s is not None and output:
         found["decode_s"] = each_s * (output - 1)
         found["last_token_ns"] = first_ns + round(found["decode_s"] * 1e9)
-    elif first_ns is None and end_ns is not None and not is_server and _first(attributes, STREAM, _truth) is not True:
+    elif first_ns is None and end_ns is not None and comes_whole:
         # An answer that was not streamed comes as a whole, with the end of the span.
         found["last_token_ns"] = end_ns
     return found

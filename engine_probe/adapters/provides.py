@@ -16,13 +16,22 @@ from engine_probe.events import CANONICAL_SAMPLES, KINDS
 
 @dataclass(frozen=True, slots=True)
 class Provides:
-    """One source of one engine: `needs` is the flag or step that opens it, `caveats` what to know of a name."""
+    """One source of one engine: `needs` is the flag or step that opens it, `caveats` what to know of a name.
+
+    `unjudged`: names that rows fill and no verdict may rest on, as instants that an importer had to assume.
+    """
 
     engine: str
     source: str
     needs: str
     names: frozenset[str]
     caveats: Mapping[str, str] = field(default_factory=dict)
+    unjudged: frozenset[str] = frozenset()
+
+    @property
+    def judged(self) -> frozenset[str]:
+        """Names that verdicts may rest on."""
+        return self.names - self.unjudged
 
 
 def names(text: str) -> frozenset[str]:
@@ -39,9 +48,10 @@ def names(text: str) -> frozenset[str]:
 
 def declared() -> tuple[Provides, ...]:
     """Every declaration, in the order of the docs table."""
+    from engine_probe.adapters.benchmark_provides import PROVIDES
     from engine_probe.adapters.registry import adapters
 
-    return tuple(one for each in adapters() for one in each.provides)
+    return (*(one for each in adapters() for one in each.provides), *PROVIDES)
 
 
 def visible(engine: str, sources: Sequence[str]) -> frozenset[str]:
