@@ -258,7 +258,7 @@ def test_bundle_mistakes(kvscope: Run, diagnose: Run, tmp_path: Path) -> None:
     assert (absent.code, "there is no bundle at" in absent.err) == (2, True)
     (tmp_path / "text.zip").write_text("no zip")
     wrong = kvscope("diagnose", "--from-bundle", tmp_path / "text.zip")
-    assert (wrong.code, "is no incident bundle" in wrong.err) == (1, True)
+    assert (wrong.code, "is no incident bundle" in wrong.err) == (2, True)
 
 
 def test_help_names_the_windows(kvscope: Run) -> None:
