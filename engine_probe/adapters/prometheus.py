@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine_probe.errors import UnknownFormat
 
@@ -40,6 +40,10 @@ _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 _TYPES = frozenset(
     ["counter", "gauge", "histogram", "summary", "untyped", "unknown", "info", "stateset", "gaugehistogram"]
 )
+
+
+_BLANK, _REMARK, _EOF = "blank", "remark", "end of page"
+"""What a line is where it tells nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +84,7 @@ class PageParser:
         self._max_samples = max_samples
         self._series: dict[str, Series] = {}
         self._comments: dict[str, tuple[str, str, str] | None] = {}
+        self._last: tuple[bool, list[str], list[Any]] = (False, [], [])
 
     def parse(self, page: str | bytes, content_type: str | None = None) -> Page:
         """Read one page. Raises UnknownFormat, naming the line, where the text is not a Prometheus page."""
@@ -92,35 +97,58 @@ class PageParser:
         types: dict[str, str] = {}
         helps: dict[str, str] = {}
         ended = False
-        remembered = self._series
-        for number, raw in enumerate(text.split("\n"), 1):
-            line = raw.rstrip("\r")
-            head, _, tail = line.rpartition(" ")
-            series = remembered.get(head)
-            if series is not None and not ended:
-                samples.append(Sample(series, _number(tail, number), None))
-            elif not line or line.isspace():
+        lines = text.split("\n")
+        entries = self._entries(lines, is_openmetrics)
+        for number, entry in enumerate(entries, 1):
+            if entry is _BLANK:
                 continue
-            elif ended:
-                raise _wrong(number, line, "text after '# EOF'")
-            elif line.startswith("#"):
-                if line not in self._comments:
-                    self._comments[line] = _comment(line, number)
-                told = self._comments[line]
-                if told is not None:
-                    (types if told[0] == "TYPE" else helps)[told[1]] = told[2]
-                elif is_openmetrics and line.rstrip() == "# EOF":
-                    ended = True
-            else:
-                samples.append(self._sample(line, number, is_openmetrics))
-            if len(samples) > self._max_samples:
-                raise UnknownFormat(
-                    f"The page has more than {self._max_samples} samples (line {number}); scrape a smaller page.",
-                    line=number,
-                )
+            if ended:
+                raise _wrong(number, lines[number - 1].rstrip("\r"), "text after '# EOF'")
+            if entry.__class__ is Sample:
+                samples.append(entry)
+            elif entry is _EOF:
+                ended = True
+            elif entry is not _REMARK:
+                (types if entry[0] == "TYPE" else helps)[entry[1]] = entry[2]
+        if len(samples) > self._max_samples:
+            raise UnknownFormat(f"The page has more than {self._max_samples} samples; scrape a smaller page.")
         if is_openmetrics and not ended:
             raise UnknownFormat("The OpenMetrics page was cut off: its last line is not '# EOF'. Scrape it again.")
+        self._last = (is_openmetrics, lines, entries)
         return Page(samples, types, helps, is_openmetrics)
+
+    def _entries(self, lines: list[str], is_openmetrics: bool) -> list[Any]:
+        """What each line is. Most lines of a page are those of the page before it, and are taken from there."""
+        was_openmetrics, last_lines, last = self._last
+        if was_openmetrics != is_openmetrics:
+            last_lines = last = []
+        entries: list[Any] = [
+            entry if line == before else self._entry(line, number, is_openmetrics)
+            for number, (line, before, entry) in enumerate(zip(lines, last_lines, last, strict=False), 1)
+        ]
+        first_new = len(entries)
+        entries += [
+            self._entry(line, number, is_openmetrics) for number, line in enumerate(lines[first_new:], first_new + 1)
+        ]
+        return entries
+
+    def _entry(self, raw: str, number: int, is_openmetrics: bool) -> Any:
+        """A Sample, (TYPE or HELP, family, text), or one of the markers."""
+        line = raw.rstrip("\r")
+        head, _, tail = line.rpartition(" ")
+        series = self._series.get(head)
+        if series is not None:
+            return Sample(series, _number(tail, number), None)
+        if not line or line.isspace():
+            return _BLANK
+        if not line.startswith("#"):
+            return self._sample(line, number, is_openmetrics)
+        if line not in self._comments:
+            self._comments[line] = _comment(line, number)
+        told = self._comments[line]
+        if told is not None:
+            return told
+        return _EOF if is_openmetrics and line.rstrip() == "# EOF" else _REMARK
 
     def _text(self, page: str | bytes) -> str:
         if len(page) > self._max_bytes:

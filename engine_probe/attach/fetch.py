@@ -6,10 +6,12 @@ Foreign exceptions (httpx, TLS) end here: callers see EngineUnreachable (nobody 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import httpx
 import msgspec
@@ -35,6 +37,23 @@ def normalise_url(text: str) -> str:
     return str(parsed).rstrip("/")
 
 
+def split_auth(url: str) -> tuple[str, tuple[str, str] | None]:
+    """Address without the user in it, and (user, password) for basic auth: a password belongs into no message.
+
+    Raises UsageError where it is no HTTP address.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{url!r} is not an address: {error}. Expected http://host:port.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"{url!r} is not an HTTP address. Expected http://host:port.")
+    if not parsed.userinfo:
+        return url, None
+    user, _, password = parsed.userinfo.decode().partition(":")
+    return str(parsed.copy_with(userinfo=b"")).rstrip("/"), (unquote(user), unquote(password))
+
+
 def trust(ca: Path | None, *, insecure: bool = False) -> bool | ssl.SSLContext:
     """What `EngineClient(verify=...)` takes: the system's authorities, those in `ca`, or none. Raises UsageError."""
     if ca is None or insecure:
@@ -52,10 +71,13 @@ class EngineClient:
     def __init__(
         self, url: str, *, key: str | None = None, verify: bool | ssl.SSLContext = True, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self.url = normalise_url(url)
+        self.url, auth = split_auth(normalise_url(url))
         self._timeout_s = timeout_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(timeout=timeout_s, verify=verify, headers=headers, follow_redirects=False)
+        self._requests: dict[tuple[str, str], httpx.Request] = {}  # building one costs as much as sending it
+        self._client = httpx.Client(
+            timeout=timeout_s, verify=verify, headers=headers, auth=auth, follow_redirects=False
+        )
 
     @property
     def host(self) -> str:
@@ -104,7 +126,10 @@ class EngineClient:
     def _get(self, path: str, method: str = "GET") -> httpx.Response:
         url = self.url
         try:
-            with self._client.stream(method, url + path) as response:
+            request = self._requests.get((method, path))
+            if request is None:
+                request = self._requests[method, path] = self._client.build_request(method, url + path)
+            with contextlib.closing(self._client.send(request, stream=True)) as response:
                 body = bytearray()
                 for chunk in response.iter_bytes():
                     body += chunk
