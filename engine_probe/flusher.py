@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from engine_probe.block_log import BlockEvents
     from engine_probe.recorder import Recorder
+    from engine_probe.request_rows import RequestRow
     from engine_probe.sink import Sink
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Flusher:
         # that they include those that an ended request's tokens belong to.
         floor = self._oldest_step_needed()
         self._pending += [recorder.ended.popleft() for _ in range(len(recorder.ended))]
+        measured = [recorder.measured.popleft() for _ in range(len(recorder.measured))]
         rows = [recorder.rows.popleft() for _ in range(len(recorder.rows))]
         calls = recorder.blocks.drain()
         steps = recorder.ring.drain()
@@ -103,6 +105,8 @@ class Flusher:
         self._pending = [] if is_last else [r for r in self._pending if r.changes and r.stop_step > self._times.stop]
         if ready:
             self._add(tables, "request", len(ready), lambda: self._requests(ready))
+        if measured:
+            self._add(tables, "request", len(measured), lambda: self._measured(measured))
         if calls:
             self._add(tables, "block", sum(call.num_events for call in calls), lambda: self._blocks(calls))
         if move is not None:
@@ -151,6 +155,13 @@ class Flusher:
             if number % _BREATH == 0:
                 time.sleep(0)  # the engine's thread waits for the interpreter
         table, misfits = requests_table(rows, self._recorder.clock.offset_ns, constants)
+        self._note_misfits("request", misfits)
+        return table
+
+    def _measured(self, rows: Sequence[RequestRow]) -> pa.Table:
+        from engine_probe.request_table import requests_table
+
+        table, misfits = requests_table(rows, self._recorder.clock.offset_ns, self._constants("request"))
         self._note_misfits("request", misfits)
         return table
 

@@ -31,6 +31,7 @@ from engine_probe.step_ring import NAN, ROW_BYTES, UNKNOWN, StepRing
 
 if TYPE_CHECKING:
     from engine_probe.flusher import Flusher
+    from engine_probe.request_rows import RequestRow
     from engine_probe.sink import Sink
 
 NO_SLOT: Final = -1
@@ -77,6 +78,7 @@ class Recorder:
         self.ring = StepRing(steps)
         self.blocks = BlockLog(blocks)
         self.ended: deque[OpenRequest] = deque()
+        self.measured: deque[RequestRow] = deque()
         self.rows: deque[tuple[str, dict[str, Any]]] = deque()
         self.refused: Counter[str] = Counter()
         self._max_ended = ended
@@ -272,6 +274,16 @@ class Recorder:
                 else:
                     self.refused["request"] += 1
         self._probe_ns += perf_counter_ns() - entered
+
+    def add(self, row: RequestRow) -> None:
+        """A request that was measured elsewhere (a proxy), as it stands: instants are monotonic, sampling is the caller's.
+
+        Unlike the other verbs it may be called from any thread.
+        """
+        if len(self.measured) < self._max_ended:
+            self.measured.append(row)
+        else:
+            self.refused["request"] += 1
 
     # Other rows
 

@@ -31,7 +31,7 @@ DRAIN_S: Final = 15.0
 
 
 class Funnel:
-    """`put` from any thread; `close` writes what is left."""
+    """`put` from any thread; `close` writes what is left. `who` speaks in the marks that tell of lost rows."""
 
     def __init__(
         self,
@@ -40,8 +40,10 @@ class Funnel:
         flush_s: float = FLUSH_S,
         max_rows: int = MAX_ROWS,
         clock: Callable[[], int] = time.time_ns,
+        who: str = "kvscope attach",
     ) -> None:
         self._sink = sink
+        self._who = who
         self._flush_s = flush_s
         self._max_rows = max_rows
         self._clock = clock
@@ -92,7 +94,7 @@ class Funnel:
                 waiting, self._waiting = self._waiting, {}
                 untold, self._untold = self._untold, Counter()
             if untold:
-                waiting.setdefault("mark", []).append(_gap(untold, self._clock()))
+                waiting.setdefault("mark", []).append(_gap(self._who, untold, self._clock()))
             tables = {kind: pa.concat_tables(parts) for kind, parts in waiting.items() if parts}
             if tables and not self._offer(tables):
                 self._stuck.insert(0, tables)
@@ -159,11 +161,11 @@ class Funnel:
                 self._lose({kind: dropped})
 
 
-def _gap(lost: Mapping[str, int], at_ns: int) -> pa.Table:
+def _gap(who: str, lost: Mapping[str, int], at_ns: int) -> pa.Table:
     from engine_probe.schema import table_from_rows
 
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(lost.items()))
-    attrs = {"dropped_rows": str(sum(lost.values())), "seen_by": "attach"}
-    text = f"kvscope attach lost rows: {what}."
-    row = {"mark": "gap", "subject": "kvscope attach", "at_ns": at_ns, "text": text, "attrs": attrs}
+    attrs = {"dropped_rows": str(sum(lost.values())), "seen_by": who.rpartition(" ")[2]}
+    text = f"{who} lost rows: {what}."
+    row = {"mark": "gap", "subject": who, "at_ns": at_ns, "text": text, "attrs": attrs}
     return table_from_rows("mark", [row])

@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec import Raw
+
 from engine_probe.adapters.llamacpp import ENGINE as LLAMA
 from engine_probe.adapters.llamacpp import model_name, timings_columns
 from engine_probe.proxy.order import Order
-from engine_probe.proxy.shapes import NOTHING, count, small, small_dict
+from engine_probe.proxy.shapes import count, holds, small, small_dict
 from engine_probe.proxy.tokens import TokenLog
 from engine_probe.proxy.usage import metrics_columns, usage_columns
 
@@ -95,14 +97,14 @@ class Reading:
             return None
         return now - (before or 0)
 
-    def use(self, raw: bytes) -> Mapping[str, Any]:
+    def use(self, raw: Raw | bytes) -> Mapping[str, Any]:
         """A usage object: later ones complete earlier ones."""
         usage = small_dict(raw)
         if usage:
             self.columns.update(usage_columns(usage))
         return usage
 
-    def time(self, raw: bytes) -> Mapping[str, Any]:
+    def time(self, raw: Raw | bytes) -> Mapping[str, Any]:
         """llama.cpp's timings."""
         timings = small_dict(raw)
         if timings:
@@ -110,7 +112,7 @@ class Reading:
             self.columns.update(timings_columns(timings))
         return timings
 
-    def measure(self, raw: bytes) -> None:
+    def measure(self, raw: Raw | bytes) -> None:
         """vLLM's metrics."""
         metrics = small_dict(raw)
         if metrics:
@@ -124,9 +126,9 @@ class Reading:
         if word is not None:
             self.finish_reasons[choice] = FINISH_REASONS.get(word, word)
 
-    def fail(self, raw: bytes) -> None:
+    def fail(self, raw: Raw | bytes) -> None:
         """An error inside the answer: its type and code are kept, its text is not."""
-        if raw in NOTHING:
+        if not holds(raw):
             return
         told = small(raw)
         words = [told.get(key) for key in ("type", "code", "status")] if isinstance(told, dict) else []

@@ -19,6 +19,12 @@ MAX_SMALL_BYTES: Final = 8192
 _NONE = Raw(b"")
 
 
+def holds(raw: Raw | bytes) -> bool:
+    """Whether there is anything in this piece of an answer: not absent, not null, not an empty text, list or object."""
+    length = len(raw)
+    return length > 4 or (length > 0 and bytes(raw) not in NOTHING)
+
+
 class Delta(msgspec.Struct):
     """What a chunk of a chat adds."""
 
@@ -34,13 +40,13 @@ class Delta(msgspec.Struct):
     def holds_tokens(self) -> bool:
         """Text, reasoning, a tool call, a refusal or sound."""
         return (
-            self.content not in NOTHING
-            or self.reasoning_content not in NOTHING
-            or self.tool_calls not in NOTHING
-            or self.reasoning not in NOTHING
-            or self.function_call not in NOTHING
-            or self.refusal not in NOTHING
-            or self.audio not in NOTHING
+            holds(self.content)
+            or holds(self.reasoning_content)
+            or holds(self.tool_calls)
+            or holds(self.reasoning)
+            or holds(self.function_call)
+            or holds(self.refusal)
+            or holds(self.audio)
         )
 
 
@@ -98,7 +104,7 @@ _decode_parts = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def read(data: bytes) -> Document | None:
+def read(data: Raw | bytes) -> Document | None:
     """The document, or None where the bytes are no JSON object."""
     try:
         return _decode(data)
@@ -108,7 +114,7 @@ def read(data: bytes) -> Document | None:
         return None
 
 
-def small(raw: bytes) -> Any:
+def small(raw: Raw | bytes) -> Any:
     """A small value decoded whole; None where it is absent, large or no JSON."""
     if not raw or len(raw) > MAX_SMALL_BYTES:
         return None
@@ -118,7 +124,7 @@ def small(raw: bytes) -> Any:
         return None
 
 
-def small_dict(raw: bytes) -> dict[str, Any]:
+def small_dict(raw: Raw | bytes) -> dict[str, Any]:
     """A small object decoded whole; empty where it is anything else."""
     value = small(raw)
     return value if isinstance(value, dict) else {}
@@ -131,7 +137,7 @@ def count(value: Any) -> int | None:
     return int(value) if 0 <= value < 1 << 53 and value == int(value) else None
 
 
-def _salvage(data: bytes) -> Document | None:
+def _salvage(data: Raw | bytes) -> Document | None:
     try:
         parts = _decode_parts(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -103,7 +103,7 @@ class Balancer:
         if twice:
             raise UsageError(f"Two upstreams are called {twice[0]}; give them names: --upstream NAME=URL.")
         if policy not in POLICIES:
-            raise UsageError(f"The policy {policy!r} is not known; there are {', '.join(POLICIES)}.")
+            raise UsageError(f"--policy is {policy!r}; expected {' or '.join(POLICIES)}.")
         self.upstreams = list(upstreams)
         self.policy = policy
         self._turn = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from engine_probe.proxy.dialects import chat, messages, native, responses
 from engine_probe.proxy.reading import Reading
-from engine_probe.proxy.shapes import NOTHING, read
+from engine_probe.proxy.shapes import holds, read
 
 __all__ = ["read_event", "read_whole"]
 
@@ -31,7 +31,7 @@ def read_event(reading: Reading, name: bytes, data: bytes, now_ns: int) -> None:
             messages.chunk(reading, document, now_ns)
     else:
         native.chunk(reading, document, now_ns)
-    if document.error not in NOTHING:
+    if holds(document.error):
         reading.fail(document.error)
     elif name == b"error":
         reading.fail(data)
@@ -51,5 +51,5 @@ def read_whole(reading: Reading, data: bytes) -> None:
         messages.whole(reading, document)
     else:
         native.whole(reading, document)
-    if document.error not in NOTHING:
+    if holds(document.error):
         reading.fail(document.error)

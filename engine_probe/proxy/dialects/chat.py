@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine_probe.proxy.reading import Reading
-from engine_probe.proxy.shapes import NOTHING, Choice, Document, small, small_dict
+from engine_probe.proxy.shapes import Choice, Document, holds, small, small_dict
 
 _CHAT, _COMPLETIONS = "chat", "completions"
 
@@ -26,15 +26,15 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
     gained: int | None = None
     # Running counts are of the one choice that a chunk holds; without a choice they are the sum of all.
     only = (choices[0].index or 0) if len(choices) == 1 else None
-    if document.usage not in NOTHING:
+    if holds(document.usage):
         usage = reading.use(document.usage)
         if only is not None:
             gained = reading.gained("usage", only, usage.get("completion_tokens"))
-    if document.timings not in NOTHING:
+    if holds(document.timings):
         timings = reading.time(document.timings)
         if only is not None:
             gained = reading.gained("timings", only, timings.get("predicted_n"))
-    if document.metrics not in NOTHING:
+    if holds(document.metrics):
         reading.measure(document.metrics)
     for choice in held:
         index = choice.index or 0
@@ -42,7 +42,7 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
         told = _told(choice)
         reading.token(now_ns, index, told if told is not None or len(held) > 1 else gained or None)
     for choice in choices:
-        if choice.finish_reason not in NOTHING:
+        if holds(choice.finish_reason):
             _finish(reading, choice)
             order.choice_end(choice.index or 0)
 
@@ -69,16 +69,16 @@ def _holds_tokens(choice: Choice) -> bool:
     delta = choice.delta
     if delta is not None and delta.holds_tokens:
         return True
-    return choice.text not in NOTHING or choice.token_ids not in NOTHING
+    return holds(choice.text) or holds(choice.token_ids)
 
 
 def _told(choice: Choice) -> int | None:
     """Tokens of the chunk as it says itself: ids, or one log probability a token."""
-    if choice.token_ids not in NOTHING:
+    if holds(choice.token_ids):
         ids = small(choice.token_ids)
         if isinstance(ids, list):
             return len(ids)
-    if choice.logprobs not in NOTHING:
+    if holds(choice.logprobs):
         told = small_dict(choice.logprobs)
         for key in ("content", "tokens"):
             if isinstance(told.get(key), list) and told[key]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from engine_probe.proxy.reading import Reading
-from engine_probe.proxy.shapes import NOTHING, Document, count, read, small, small_dict
+from engine_probe.proxy.shapes import Document, count, holds, read, small, small_dict
 
 API: Final = "messages"
 
@@ -25,12 +25,7 @@ class _Piece(msgspec.Struct):
 
     @property
     def holds_tokens(self) -> bool:
-        return (
-            self.text not in NOTHING
-            or self.thinking not in NOTHING
-            or self.partial_json not in NOTHING
-            or self.name not in NOTHING
-        )
+        return holds(self.text) or holds(self.thinking) or holds(self.partial_json) or holds(self.name)
 
 
 _decode_piece = msgspec.json.Decoder(_Piece).decode
@@ -42,7 +37,7 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
     kind = document.type
     if kind == "message_start":
         reading.recognise(API)
-        message = read(document.message) if document.message not in NOTHING else None
+        message = read(document.message) if holds(document.message) else None
         if message is not None:
             if order.answer_id is not None:
                 order.found("position", "a second message begins in the same answer", kind="message")
@@ -78,7 +73,7 @@ def whole(reading: Reading, document: Document) -> None:
     reading.finish(small(document.stop_reason))
 
 
-def _piece(raw: bytes) -> _Piece | None:
+def _piece(raw: Raw) -> _Piece | None:
     try:
         return _decode_piece(raw) if raw else None
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -5,28 +5,28 @@ scores) of which only usage and model are read.
 from __future__ import annotations
 
 from engine_probe.proxy.reading import Reading
-from engine_probe.proxy.shapes import NOTHING, Document, count, small, small_dict
+from engine_probe.proxy.shapes import Document, count, holds, small, small_dict
 
 
 def chunk(reading: Reading, document: Document, now_ns: int) -> None:
     """One event of a stream."""
-    if document.meta_info not in NOTHING:
+    if holds(document.meta_info):
         _sglang(reading, document, now_ns)
-    elif document.token not in NOTHING:
+    elif holds(document.token):
         _tgi(reading, document, now_ns)
-    elif document.stop not in NOTHING and document.content:
+    elif holds(document.stop) and document.content:
         _llama(reading, document, now_ns)
-    elif document.usage not in NOTHING or document.timings not in NOTHING:
+    elif holds(document.usage) or holds(document.timings):
         _plain(reading, document)
 
 
 def whole(reading: Reading, document: Document) -> None:
     """An answer that is one document."""
-    if document.meta_info not in NOTHING:
+    if holds(document.meta_info):
         _sglang(reading, document, None)
-    elif document.stop not in NOTHING and document.content:
+    elif holds(document.stop) and document.content:
         _llama(reading, document, None)
-    elif document.details not in NOTHING and document.generated_text:
+    elif holds(document.details) and document.generated_text:
         reading.recognise("generate")
         _tgi_details(reading, document)
     else:
@@ -39,7 +39,7 @@ def _llama(reading: Reading, document: Document, now_ns: int | None) -> None:
     reading.name_model(document.model)
     index = count(small(document.index)) or 0
     gained = reading.gained("native", index, small(document.tokens_predicted))
-    if now_ns is not None and document.content not in NOTHING:
+    if now_ns is not None and holds(document.content):
         ids = small(document.tokens)
         reading.token(now_ns, index, len(ids) if isinstance(ids, list) and ids else gained or None)
     if small(document.stop) is True:
@@ -69,7 +69,7 @@ def _tgi(reading: Reading, document: Document, now_ns: int) -> None:
     """TGI: an event a token, `details` with the last."""
     reading.recognise("generate")
     reading.token(now_ns, 0, 1)
-    if document.details not in NOTHING:
+    if holds(document.details):
         _tgi_details(reading, document)
         reading.has_end = True
 
@@ -83,7 +83,7 @@ def _tgi_details(reading: Reading, document: Document) -> None:
 
 
 def _plain(reading: Reading, document: Document) -> None:
-    if document.usage not in NOTHING:
+    if holds(document.usage):
         reading.recognise("embeddings" if document.object == "list" else "other")
     reading.name_model(document.model)
     reading.order.see_id(document.id, has_tokens=False)

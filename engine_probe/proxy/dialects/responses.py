@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from engine_probe.proxy.reading import Reading
-from engine_probe.proxy.shapes import NOTHING, Document, read, small, small_dict
+from engine_probe.proxy.shapes import Document, holds, read, small, small_dict
 
 API: Final = "responses"
 _CALLS: Final = frozenset(("function_call", "custom_tool_call", "mcp_call"))
@@ -28,12 +29,12 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
     order = reading.order
     order.see_sequence(document.sequence_number)
     if kind.endswith(".delta"):
-        if document.delta not in NOTHING:
+        if holds(document.delta):
             reading.token(now_ns)
     elif kind == "response.output_item.added":
         if _item_type(document.item) in _CALLS:
             reading.token(now_ns)
-    elif document.response not in NOTHING:
+    elif holds(document.response):
         answer = read(document.response)
         if answer is not None:
             # The whole answer names itself in several events: each must be the same.
@@ -58,12 +59,12 @@ def _take(reading: Reading, answer: Document) -> None:
         reading.finish(small_dict(answer.incomplete_details).get("reason"))
     elif status == "failed":
         reading.finish("error")
-        reading.fail(answer.error if answer.error not in NOTHING else b'"failed"')
+        reading.fail(answer.error if holds(answer.error) else b'"failed"')
     elif status in ("completed", "cancelled"):
         reading.finish(status)
 
 
-def _item_type(raw: bytes) -> str | None:
+def _item_type(raw: Raw) -> str | None:
     try:
         return _decode_item(raw).type if raw else None
     except (msgspec.DecodeError, UnicodeDecodeError):
