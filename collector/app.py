@@ -13,11 +13,12 @@ from importlib import metadata
 from typing import Any
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from collector import problems
-from collector.api import ROUTERS
+from collector.api import OPEN_ROUTERS, ROUTERS
+from collector.api.common import documented_query
 from collector.guard import Guard, is_loopback
 from collector.services import open_services, services_in
 from collector.settings import ServerSettings, Settings
@@ -58,8 +59,10 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     )
     app.state.services = None
     problems.install(app)
-    for router in ROUTERS:
+    for router in OPEN_ROUTERS:
         app.include_router(router)
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[Depends(documented_query)])
     app.add_middleware(SmallBodies, idle_s=settings.server.body_idle_timeout_s, total_s=settings.server.body_timeout_s)
     app.add_middleware(
         Guard,

@@ -62,6 +62,9 @@ _TIE: Final = {
     "run_id": "coalesce(run_id, '')",
 }
 """Column of an answer -> SQL: what puts rows of the same key into one fixed order."""
+_I64: Final = range(-(2**63), 2**63)
+_TIE_TYPES: Final = (int, str, str, str, int, int, str)
+"""Types of these columns, in their order."""
 _KNOWN_IN_TIE: Final[Mapping[str, Any]] = {"worker": "", "attempt": 0, "run_id": ""}
 _LAST: Final = 1e300
 
@@ -162,10 +165,13 @@ def _read_cursor(wanted: RequestFilter) -> list[Any]:
     try:
         place = msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         sort, descending, *values = place
-        if not isinstance(values[0], int | float) or not all(isinstance(value, int | str) for value in values[1:]):
-            raise ValueError("not the parts of a place")
-        if len(values) != len(_TIE) + 1:
-            raise ValueError("not as many parts as a place has")
+        for value, types in zip(values, (int | float, *_TIE_TYPES), strict=True):
+            if (
+                not isinstance(value, types)
+                or isinstance(value, bool)
+                or (isinstance(value, int) and value not in _I64)
+            ):
+                raise ValueError("not the parts of a place")
     except (binascii.Error, msgspec.DecodeError, ValueError, TypeError, UnicodeError, IndexError) as error:
         raise UsageError("the cursor is none that this API gave; start without one", cursor=text[:100]) from error
     if (sort, descending) != (wanted.sort, wanted.descending):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from diagnosis.windows import judged_vantage, vantages
 from engine_probe.errors import UsageError
 from engine_probe.events import KINDS, column
 from store.interface import Store, Window
@@ -43,7 +44,8 @@ class SeriesRequest:
                mean of steps, last of samples
     step_s     length of a bucket; None takes one that gives at most DEFAULT_BUCKETS
     by         columns to group by
-    vantage    of requests: only rows of this vantage; None takes all, which is a mixture where several measure
+    vantage    of requests: only rows of this vantage; None takes the client's where it measures, else the engine's, else
+               the router's, unless the rows are grouped by vantage: numbers of two vantages are never mixed
     """
 
     metric: str
@@ -60,6 +62,7 @@ class _Source:
     """Where the values come from: a relation with `instant`, `value` and the groups, and the unit of a value.
 
     usual   the stat where none is named
+    vantage whose rows these are, of requests
     """
 
     kind: str
@@ -67,14 +70,17 @@ class _Source:
     params: list[Any]
     unit: str
     usual: str
+    vantage: str | None = None
 
 
 def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
-    """`{metric, unit, stat, step_s, window, series: [{labels, points: [[at_ns, value, n], ...]}]}`; raises UsageError.
+    """`{metric, unit, stat, vantage, step_s, window, series: [{labels, points: [[at_ns, value, n], ...]}]}`.
+
+    Raises UsageError.
 
     `at_ns` is the start of a bucket; buckets without rows are absent; `n` is the number of values behind a point.
     """
-    source = _source(wanted)
+    source = _source(store, wanted)
     for name in wanted.by:
         if name not in GROUPS[source.kind]:
             raise UsageError(
@@ -103,6 +109,7 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
         "metric": wanted.metric,
         "unit": source.unit,
         "stat": stat,
+        "vantage": source.vantage,
         "step_s": step_ns // 1_000_000_000,
         "window": str(wanted.window),
         "series": [
@@ -111,10 +118,15 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
     }
 
 
-def _source(wanted: SeriesRequest) -> _Source:
+def _source(store: Store, wanted: SeriesRequest) -> _Source:
     kind, _, rest = wanted.metric.partition(".")
     if not rest:
-        return _of_requests(wanted)
+        vantage = wanted.vantage
+        if vantage is None and "vantage" not in wanted.by:
+            vantage = judged_vantage(vantages(store, wanted.window))
+        return _of_requests(wanted, vantage)
+    if wanted.vantage is not None:
+        raise UsageError(f"{wanted.metric} has no vantage; only metrics of requests have one", vantage=wanted.vantage)
     condition, params = window_sql(wanted.window, "at_ns")
     groups = ", ".join(GROUPS.get(kind, ()))
     if kind == "step":
@@ -136,14 +148,16 @@ def _source(wanted: SeriesRequest) -> _Source:
     raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
 
 
-def _of_requests(wanted: SeriesRequest) -> _Source:
+def _of_requests(wanted: SeriesRequest, vantage: str | None) -> _Source:
     condition, params = window_sql(wanted.window, "arrival_ns")
     groups = ", ".join(GROUPS["request"])
-    if wanted.vantage is not None:
-        condition, params = f"{condition} AND vantage = ?", [*params, wanted.vantage]
+    if vantage is not None:
+        condition, params = f"{condition} AND vantage = ?", [*params, vantage]
     if wanted.metric == "requests":
+        if wanted.stat not in (None, "count"):
+            raise UsageError("requests are counted: stat=count, or none", stat=wanted.stat)
         relation = f"SELECT arrival_ns AS instant, 1 AS value, {groups} FROM request WHERE {condition}"
-        return _Source("request", relation, params, "requests", "count")
+        return _Source("request", relation, params, "requests", "count", vantage)
     if wanted.metric == "itl":
         tokens = f"least(greatest(1, coalesce(token_counts[i + 1], 1)), {MAX_CHUNK_TOKENS})"
         gaps = (
@@ -154,7 +168,7 @@ def _of_requests(wanted: SeriesRequest) -> _Source:
             f"SELECT instant, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
             f"SELECT instant, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
         )
-        return _Source("request", relation, [*params, *params], "s", "0.99")
+        return _Source("request", relation, [*params, *params], "s", "0.99", vantage)
     name = (
         wanted.metric if wanted.metric in METRICS or wanted.metric in ("ttft", "tpot", "e2e") else f"{wanted.metric}_s"
     )
@@ -162,7 +176,7 @@ def _of_requests(wanted: SeriesRequest) -> _Source:
         raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
     found = metric(name)
     relation = f"SELECT arrival_ns AS instant, {found.expression()} AS value, {groups} FROM request WHERE {condition}"
-    return _Source("request", relation, params, found.unit, "0.99")
+    return _Source("request", relation, params, found.unit, "0.99", vantage)
 
 
 def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[Any]) -> _Source:

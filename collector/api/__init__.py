@@ -8,10 +8,10 @@ from fastapi import APIRouter
 
 from collector.api import diagnosis, health, ingest, marks, pages, requests, series, sql
 
+OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (pages.router, health.router, ingest.router)
+"""Called by browsers, probes and exporters, which may add parameters of their own."""
+
 ROUTERS: Final[tuple[APIRouter, ...]] = (
-    pages.router,
-    health.router,
-    ingest.router,
     requests.router,
     series.router,
     diagnosis.router,

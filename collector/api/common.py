@@ -53,6 +53,25 @@ def limit_of(services: Services, given: int | None) -> int:
     return given or services.settings.read.page_rows
 
 
+def documented_query(request: Request) -> None:
+    """Dependency of the API's routes: a parameter that the route does not document, or that comes twice, is an error.
+
+    A misspelt `window` would else be answered about all rows, and the first of two values would win unseen.
+    """
+    if not request.scope["query_string"]:
+        return
+    operations = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
+    parameters = operations.get(request.method.lower(), {}).get("parameters", ())
+    known = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise UsageError(f"{request.url.path} has no parameter {name[:60]!r}; {takes}", parameter=name[:60])
+        if given.count(name) > 1:
+            raise UsageError(f"the parameter {name} comes {given.count(name)} times; give it once", parameter=name)
+
+
 def json_only(request: Request) -> None:
     """Dependency of routes that take JSON: another type is 415, which also keeps out forms of other web pages."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -182,6 +182,11 @@ async def get_requests(request: Request, params: Annotated[FilterParams, Query()
     services = services_of(request)
     limit = limit_of(services, params.limit)
     if params.state == "open":
+        if others := sorted(params.model_fields_set - {"state", "limit"}):
+            raise UsageError(
+                f"state=open tells what runs now, of all workers; it takes only limit beside it, not {', '.join(others)}",
+                parameters=others,
+            )
         return answer(_open_requests(services, limit))
     page = await services.reads.run("/api/v1/requests", _page, services, params, limit)
     return answer(page)

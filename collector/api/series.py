@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -32,6 +32,9 @@ class SeriesAnswer(BaseModel):
     metric: str
     unit: str = Field(examples=["s"])
     stat: str = Field(examples=["0.99"])
+    vantage: Literal["engine", "client", "router"] | None = Field(
+        description="whose measurements these are; null where they are grouped by vantage, and for other kinds than requests"
+    )
     step_s: int
     window: str
     series: list[OneSeries]
@@ -61,7 +64,12 @@ async def get_series(
         int | None, Query(description="length of a bucket, s; default by the window", ge=1, le=86400)
     ] = None,
     by: Annotated[str, Query(description="columns to group by, separated by commas", examples=["worker"])] = "",
-    vantage: Annotated[str | None, Query(pattern="^(engine|client|router)$")] = None,
+    vantage: Annotated[
+        Literal["engine", "client", "router"] | None,
+        Query(
+            description="of requests: whose measurements; default the client's, else the engine's, else the router's"
+        ),
+    ] = None,
 ) -> Response:
     """Quantiles are exact (nearest rank over raw rows). A request is counted in the bucket of its arrival."""
     services = services_of(request)

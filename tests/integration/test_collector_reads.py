@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.integration.collector_harness import NOW_NS, Collector, request_row, running, step_row
@@ -153,7 +155,10 @@ def test_filters_narrow_together(collector: Collector) -> None:
         ({"sort": "beauty"}, "query.sort"),
         ({"limit": 0}, "query.limit"),
         ({"limit": 10**6}, "at most 5000"),
-        ({"colour": "red"}, "query.colour"),
+        ({"colour": "red"}, "has no parameter 'colour'; it takes window, worker"),
+        ({"limit": [1, 2]}, "comes 2 times"),
+        ({"state": "open", "worker": "w0"}, "only limit beside it, not worker"),
+        ({"state": "open", "window": "run-1", "sort": "ttft"}, "not sort, window"),
         ({"window": "never-imported"}, "run-1"),
         ({"window": "tomorrow/yesterday"}, "ISO 8601"),
         ({"window": "now/-15m"}, "ends before"),
@@ -226,6 +231,73 @@ def test_timeline_tells_the_course_in_order(collector: Collector) -> None:
     assert [mark["text"] for mark in course["marks"]] == ["v2"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "requests",
+        "requests/r001",
+        "requests/r001/timeline",
+        "series",
+        "marks",
+        "diagnosis",
+        "findings",
+        "reports",
+        "capacity",
+    ],
+)
+def test_parameter_that_a_route_does_not_have_is_refused(collector: Collector, path: str) -> None:
+    """A misspelt window must not be answered about all rows; every route of the API says so, with what it takes."""
+    needed = {"metric": "ttft"} if path == "series" else {}
+    assert "has no parameter 'windw'; it takes" in refused(collector, path, windw="-15m/now", **needed)
+    name = "limit" if path == "findings" else "window" if path not in ("diagnosis", "reports") else "baseline"
+    assert "comes 2 times" in refused(collector, path, **{name: ["1", "2"]}, **needed)
+
+
+def _cursor(*parts: Any) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(["arrival", True, *parts])).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (1, "x", "a", "client", "", 0, 1, ""),
+        (1, 2, 3, 4, 5, 6, 7, 8),
+        (True, True, "a", "client", "", 0, 1, ""),
+        ("1", 1, "a", "client", "", 0, 1, ""),
+        (None, 1, "a", "client", "", 0, 1, ""),
+        (1, 1, "a", "client", "", 0, 1),
+        (1, 1, "a", "client", "", 0, 1, "", 1),
+        (1, 2**70, "a", "client", "", 0, 1, ""),
+        (),
+    ],
+)
+def test_cursor_that_was_made_up_is_refused(collector: Collector, parts: tuple[Any, ...]) -> None:
+    """Right in form and wrong in its parts: 400, and nothing of it reaches the database."""
+    assert "the cursor is none that this API gave" in refused(collector, "requests", cursor=_cursor(*parts))
+
+
+def test_series_never_mixes_vantages(collector: Collector) -> None:
+    """One request told by three: the client's numbers are drawn and named; others where asked for, or side by side."""
+    told = [("client", 300), ("engine", 200), ("router", 250)]
+    rows = [
+        request_row("seen", vantage=vantage, run_id="seen", arrival_ns=NOW_NS, first_token_ns=NOW_NS + ms * MS)
+        for vantage, ms in told
+    ]
+    collector.post({"request": rows}).raise_for_status()
+
+    def drawn(**params: Any) -> Any:
+        found = get(collector, "series", metric="ttft", window="seen", step_s=60, **params)
+        return found["vantage"], [(line["labels"], line["points"][0][1:]) for line in found["series"]]
+
+    assert drawn() == ("client", [({}, [pytest.approx(0.3), 1])])
+    assert drawn(vantage="engine") == ("engine", [({}, [pytest.approx(0.2), 1])])
+    vantage, lines = drawn(by="vantage")
+    assert (vantage, [labels["vantage"] for labels, _ in lines]) == (None, ["client", "engine", "router"])
+    assert get(collector, "series", metric="requests", window="seen", step_s=60)["series"][0]["points"] == [
+        [NOW_NS // (60 * S) * 60 * S, 1, 1]
+    ]
+
+
 def test_series_of_exact_quantiles(collector: Collector) -> None:
     """P99 TTFT by 50 s: nearest rank of the 45 known values of each half: the largest, 49 and 99 ms."""
     window = f"{NOW_NS}/{NOW_NS + 100 * S}"
@@ -284,6 +356,9 @@ def test_series_by_group_and_default_step(collector: Collector) -> None:
         ({"metric": "ttft", "stat": "increase"}, "counters"),
         ({"metric": "ttft", "by": "request_id"}, "cannot be grouped"),
         ({"metric": "ttft; DROP TABLE request"}, "no metric"),
+        ({"metric": "requests", "stat": "0.5"}, "requests are counted"),
+        ({"metric": "step.num_running", "vantage": "client"}, "has no vantage"),
+        ({"metric": "ttft", "vantage": "moon"}, "query.vantage"),
         ({"metric": "step.step FROM step --"}, "no number"),
         ({"metric": "ttft", "step_s": 0}, "step_s"),
         ({}, "query.metric"),
