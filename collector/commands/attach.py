@@ -56,6 +56,17 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option("--map", help="Whose a series is: LABEL:VALUE=WORKER, such as gpu:0=worker-a. Repeatable."),
         ] = None,
+        match: Annotated[
+            list[str] | None,
+            typer.Option(help="Of a Prometheus server: which series, such as '{job=\"vllm\"}'. Repeatable."),
+        ] = None,
+        worker_label: Annotated[
+            str | None,
+            typer.Option(help="Of a Prometheus server: label that names the worker. Default: pod, else instance."),
+        ] = None,
+        header: Annotated[
+            list[str] | None, typer.Option(help="Of a Prometheus server: NAME: VALUE. Repeatable.")
+        ] = None,
         interval: Annotated[str, typer.Option(help="Time between scrapes, such as 500ms, 1s, 1m.")] = "1s",
         duration: Annotated[str | None, typer.Option(help="Stop after this time; without it, on Ctrl-C.")] = None,
         kv_events: Annotated[
@@ -66,10 +77,19 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         kv_replay: Annotated[str | None, typer.Option(help="Replay endpoint as in --kv-events-config.")] = None,
+        block_rate: Annotated[
+            float,
+            typer.Option(
+                "--block-rate",
+                help="Share of the KV blocks to keep, above 0 to 1: each for its whole life, by its hash.",
+            ),
+        ] = 1.0,
         otlp_port: Annotated[
             int | None, typer.Option(min=0, max=65535, help="Receive the engine's spans on this port of 127.0.0.1.")
         ] = None,
-        log: Annotated[Path | None, typer.Option(help="The engine's log file, for its start-up lines.")] = None,
+        log: Annotated[
+            Path | None, typer.Option(help="The engine's log file: start-up lines, and requests where it logs them.")
+        ] = None,
         salt_file: Annotated[
             Path | None,
             typer.Option(envvar="KVSCOPE_SALT_FILE", help="Secret of the block hashes; made where it does not exist."),
@@ -84,6 +104,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
         from collector import attach_text
+        from collector.server_options import headers_of
         from collector.sinks import open_sink, seconds_of, stop_on_signals, trouble_of, undelivered
         from engine_probe.adapters.registry import adapter
         from engine_probe.adapters.worker_map import WorkerMap
@@ -95,6 +116,8 @@ def register(app: typer.Typer) -> None:
         from engine_probe.attach.session import AttachSession
         from engine_probe.attach.targets import targets_of
 
+        if engine != "prometheus" and (match or worker_label or header):
+            raise UsageError("--match, --worker-label and --header are for a Prometheus server.")
         if engine != AUTO:
             adapter(engine)  # a name that nobody knows is refused before anything is opened
         if (url is None) == (targets is None):
@@ -109,10 +132,14 @@ def register(app: typer.Typer) -> None:
             salt=read_salt(salt_file or default_path()),
             worker=worker,
             worker_map=WorkerMap.parse(worker_map or ()),
+            matches=match or (),
+            worker_label=worker_label,
+            headers=headers_of(header or ()),
             interval_s=seconds_of("--interval", interval),
             duration_s=None if duration is None else seconds_of("--duration", duration),
             kv_events=kv_events,
             kv_replay=kv_replay,
+            block_rate=block_rate,
             otlp_port=otlp_port,
             log=log,
             engine_key=engine_key,
@@ -123,7 +150,7 @@ def register(app: typer.Typer) -> None:
             _refuse_for_fleets(worker=worker, kv_events=kv_events, otlp_port=otlp_port, log=log, wait=wait or None)
             source = source_name("attach", targets)
         else:
-            source = source_name("attach", worker or (url or "").rpartition("://")[2].rstrip("/"))
+            source = source_name("attach", worker or (url or "").rpartition("://")[2].rpartition("@")[2].rstrip("/"))
         where = None if targets is None else targets_of(targets)
         sink = open_sink(to, store, source, token, spool)
         target = to or store or DEFAULT_STORE

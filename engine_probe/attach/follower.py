@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from engine_probe.adapters.adapter import Adapter, LogReader, Surroundings
 from engine_probe.adapters.kv_events import KvEventDecoder
+from engine_probe.adapters.prometheus_server import ENGINE as PROMETHEUS
 from engine_probe.adapters.registry import adapter
 from engine_probe.adapters.worker_map import WorkerMap
 from engine_probe.attach.fetch import TIMEOUT_S, EngineClient
@@ -55,6 +56,12 @@ class AttachOptions:
     wait: bool = False
     worker_map: WorkerMap = field(default_factory=WorkerMap)
     """Whose a series is, by rules of the user's."""
+    matches: Sequence[str] = ()
+    """Of a Prometheus server: selectors of the series to take."""
+    worker_label: str | None = None
+    """Of a Prometheus server: label that names the worker."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of a Prometheus server: further headers."""
     block_rate: float = 1.0
     """Share of the KV blocks whose rows are kept (by their hash, each for its whole life)."""
 
@@ -78,6 +85,7 @@ class Follower:
         self._probe_client: EngineClient | None = None
         self._log: LogTail | None = None
         self._scraper: Scraper | None = None
+        self._closing: list[Callable[[], None]] = []
         if options.engine != AUTO:
             self._know(adapter(options.engine))
         self._sampling = Sampling(options.block_rate)
@@ -110,6 +118,9 @@ class Follower:
         options = self._options
         name = options.worker or self._client.url.partition("://")[2]
         self._log = None if options.log is None else _log_tail(engine, options.log, name)
+        if engine.engine == PROMETHEUS:
+            self._scraper = self._server_scraper(engine)
+            return
         self._scraper = Scraper(
             engine,
             self._client,
@@ -117,6 +128,25 @@ class Follower:
             options.worker,
             log=self._log,
             worker_map=options.worker_map,
+            clock=self._clock,
+        )
+
+    def _server_scraper(self, engine: Adapter) -> Scraper:
+        from engine_probe.attach.prometheus_api import PrometheusApi
+        from engine_probe.attach.server_scraper import ServerScraper
+
+        options = self._options
+        api = PrometheusApi(options.url, key=options.engine_key, headers=options.headers, verify=options.verify)
+        self._closing.append(api.close)
+        return ServerScraper(
+            engine,
+            self._client,
+            self._funnel,
+            options.worker,
+            api=api,
+            matches=options.matches,
+            worker_map=options.worker_map,
+            worker_label=options.worker_label,
             clock=self._clock,
         )
 
@@ -160,6 +190,8 @@ class Follower:
         """Let go of connections and files."""
         if self._log is not None:
             self._log.close()
+        for close in self._closing:
+            close()
         self._client.close()
         if self._probe_client is not None:
             self._probe_client.close()
@@ -180,6 +212,7 @@ class Follower:
             self._open_kv()
         except KvscopeError as error:
             self._kv_error = error.message
+        self._open_polls()
         self._tell()
 
     def _tell(self) -> None:
@@ -208,6 +241,9 @@ class Follower:
             self._tell()
         if self._kv is not None and self._kv.error is not None and self._kv_error is None:
             self._kv_error = self._kv.error
+            self._tell()
+        if self.scraper.has_news:
+            self.scraper.has_news = False
             self._tell()
 
     def _open_kv(self) -> None:
@@ -246,6 +282,11 @@ class Follower:
     def _open_polls(self) -> None:
         scraper, options = self.scraper, self._options
         polls = scraper.adapter.polls(scraper.discovery, scraper.worker, options.salt, self._sampling)
+        if self._poller is not None:
+            if {poll.path for poll in polls} == self._poller.paths:
+                return  # they remember what they were told, and notice a restart by their own numbers
+            self._poller.stop()
+            self._poller = None
         if not polls:
             return
 

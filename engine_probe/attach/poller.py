@@ -55,6 +55,7 @@ class Poller:
             threading.Thread(target=self._run, args=(poll,), name=f"kvscope-poll{poll.path}", daemon=True)
             for poll in polls
         ]
+        self.paths = frozenset(poll.path for poll in polls)
         self.errors: dict[str, str] = {}
         self.answers: dict[str, int] = {}
 

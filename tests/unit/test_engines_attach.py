@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import threading
 import time
@@ -272,3 +273,106 @@ def test_the_worker_of_a_page_of_unknown_origin() -> None:
         found = recognise(parse_page((SAMPLES / file).read_text()))
         assert found is not None
         assert found.engine == name
+
+
+ITERATION = {
+    "iter": 7,
+    "iterLatencyMS": 20.0,
+    "numActiveRequests": 4,
+    "numQueuedRequests": 2,
+    "kvCacheStats": {"maxNumBlocks": 100, "usedNumBlocks": 25, "tokensPerBlock": 32},
+    "inflightBatchingStats": {"numScheduledRequests": 3, "numGenRequests": 2, "numCtxTokens": 512},
+}
+STORED = {
+    "event_id": 0,
+    "window_size": 4096,
+    "data": {
+        "type": "stored",
+        "parent_hash": None,
+        "blocks": [{"block_hash": 11, "tokens": [{"token_id": 5, "token_extra_id": 0}], "cache_level": 0}],
+    },
+}
+
+
+def test_what_a_server_hands_out_once_is_written_once(engine: FakeEngine) -> None:
+    """trtllm-serve without its Prometheus page: iterations are steps, events are blocks; no scrape drains them."""
+    posing(engine, "trtllm")
+    del engine.pages["/prometheus/metrics"]
+    engine.drains = {"/metrics": [ITERATION, {**ITERATION, "iter": 8}], "/kv_cache_events": [STORED]}
+    with Followed(engine, "trtllm") as followed:
+        followed.until(lambda: len(followed.sink.rows("step")) == 2 and bool(followed.sink.rows("block")))
+        followed.until(lambda: {"steps      seen", "blocks     seen"} <= {line[:15] for line in followed.said})
+        engine.drains["/metrics"] = [{**ITERATION, "iter": 9}]
+    assert followed.error is None
+    assert [row["step"] for row in followed.sink.rows("step")] == [7, 8, 9]
+    assert [row["change"] for row in followed.sink.rows("block")] == ["stored"]
+    assert followed.values("requests_running") == [4.0, 4.0]
+    assert "/perf_metrics" not in engine.requests
+    followed.valid()
+    said = {line.split()[0]: line for line in followed.said}
+    assert said["steps"].startswith("steps      seen")
+    assert said["blocks"].startswith("blocks     seen")
+
+
+def test_with_its_prometheus_page_trtllms_iterations_are_left_to_itself(engine: FakeEngine) -> None:
+    """The server reads them; kvscope asks for requests instead, and never for /metrics."""
+    posing(engine, "trtllm")
+    engine.drains = {"/perf_metrics": [], "/kv_cache_events": []}
+    with Followed(engine, "trtllm") as followed:
+        followed.until(lambda: "/perf_metrics" in engine.requests and "/kv_cache_events" in engine.requests)
+    assert "/metrics" not in engine.requests
+    assert any("requests   seen" in line for line in followed.said)
+
+
+def test_an_endpoint_that_is_closed_names_its_setting(engine: FakeEngine) -> None:
+    """404 where event buffers are off."""
+    posing(engine, "trtllm")
+    with Followed(engine, "trtllm") as followed:
+        followed.until(lambda: any("event_buffer_max_size" in line for line in followed.said))
+    assert any(line.startswith("blocks     not seen") for line in followed.said)
+
+
+def test_busy_slots_are_looked_at_and_idle_ones_left_alone(engine: FakeEngine) -> None:
+    """llama-server: /slots while a request is served, and once after."""
+    posing(engine, "llamacpp")
+    slot = {"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 30}
+    engine.set_json("/slots", [slot])
+    engine.set_metrics("llamacpp:requests_processing 0\n")
+    with Followed(engine, "llamacpp") as followed:
+        followed.until(lambda: len(followed.values("requests_running")) > 3)
+        assert "/slots" not in engine.requests
+        engine.set_metrics("llamacpp:requests_processing 1\n")
+        followed.until(lambda: 30.0 in followed.values("llamacpp:slot_kv_tokens"))
+        engine.set_json("/slots", [{**slot, "is_processing": False}])
+        engine.set_metrics("llamacpp:requests_processing 0\n")
+        followed.until(lambda: followed.values("llamacpp:slots_busy")[-1:] == [0.0])
+        asked = engine.requests.count("/slots")
+        seen = len(followed.values("requests_running"))
+        followed.until(lambda: len(followed.values("requests_running")) > seen + 3)
+        assert engine.requests.count("/slots") <= asked + 1
+    followed.valid()
+
+
+def test_sglangs_request_log_becomes_requests(engine: FakeEngine, tmp_path: Path) -> None:
+    """Lines written after the attach; those from before may have been stored by an earlier one."""
+    posing(engine, "sglang")
+    info = ANSWERS["sglang"]["server_info"] | {"log_requests": True}
+    engine.set_json("/server_info", info)
+    log = tmp_path / "sglang.log"
+    now = time.time()
+
+    def line(rid: str) -> str:
+        meta = {"id": rid, "prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4, "num_retractions": 0}
+        meta |= {"request_received_ts": now, "first_token_latency": 0.5, "request_finished_ts": now + 1}
+        return "[..] " + json.dumps({"timestamp": "x", "event": "request.finished", "out": {"meta_info": meta}}) + "\n"
+
+    log.write_text(line("before"))
+    with Followed(engine, "sglang", log=log) as followed:
+        followed.until(lambda: bool(followed.sink.rows("sample")))
+        with log.open("a") as file:
+            file.write(line("after"))
+        followed.until(lambda: bool(followed.sink.rows("request")))
+    assert [row["request_id"] for row in followed.sink.rows("request")] == ["after"]
+    assert followed.sink.rows("request")[0]["worker"] == engine.url.removeprefix("http://")
+    followed.valid()
+    assert any(line.startswith("requests   seen") for line in followed.said)
