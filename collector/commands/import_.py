@@ -37,9 +37,10 @@ def register(app: typer.Typer) -> None:
     @app.command("import")
     def import_path(
         path: Annotated[
-            Path,
+            str,
             typer.Argument(
-                help="Recording folder, benchmark output, trace, OTLP or Prometheus text, NDJSON or Parquet events, log."
+                help="Recording folder, benchmark output, trace, OTLP or Prometheus text, NDJSON or Parquet events, log; "
+                "or a Prometheus server, prometheus+http://host:9090."
             ),
         ],
         run: Annotated[
@@ -53,9 +54,28 @@ def register(app: typer.Typer) -> None:
         start: Annotated[
             str | None,
             typer.Option(
-                help="Instant at which a trace with relative times begins, or of a page without time (ISO 8601)."
+                help="Instant at which a trace with relative times begins, or of a page without time (ISO 8601). Of a "
+                "server's samples the first instant, or how long ago (2h)."
             ),
         ] = None,
+        end: Annotated[str | None, typer.Option(help="Of a server: end of the stretch. Default: now.")] = None,
+        match: Annotated[
+            list[str] | None, typer.Option(help="Of a server: which series, such as '{job=\"vllm\"}'. Repeatable.")
+        ] = None,
+        worker_map: Annotated[
+            list[str] | None, typer.Option("--map", help="Of a server: LABEL:VALUE=WORKER. Repeatable.")
+        ] = None,
+        worker_label: Annotated[
+            str | None, typer.Option(help="Of a server: label that names the worker. Default: pod, else instance.")
+        ] = None,
+        key: Annotated[
+            str | None, typer.Option("--engine-key", envvar="KVSCOPE_ENGINE_KEY", help="Of a server: bearer token.")
+        ] = None,
+        header: Annotated[list[str] | None, typer.Option(help="Of a server: NAME: VALUE. Repeatable.")] = None,
+        ca: Annotated[Path | None, typer.Option(help="Of a server: certificate authority of its TLS.")] = None,
+        insecure: Annotated[
+            bool, typer.Option("--insecure", help="Of a server: do not check its certificate.")
+        ] = False,
         format_name: Annotated[
             str | None, typer.Option("--format", help="Take PATH for this format, whatever its content looks like.")
         ] = None,
@@ -71,7 +91,10 @@ def register(app: typer.Typer) -> None:
         """Import recordings, benchmark outputs, traces, logs, metrics pages or events as a named run."""
         import tempfile
 
+        from collector.server_options import server_source
+        from engine_probe.attach.fetch import split_auth
         from engine_probe.readers.detect import open_source
+        from engine_probe.readers.prometheus_server import SCHEME, is_server
         from engine_probe.readers.source import RECORDINGS_SALT, ReadOptions
         from store.open import open_store
 
@@ -79,16 +102,36 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--run needs a name, for example --run bad.")
         if salt is not None and not 0 < len(salt.encode()) <= 64:
             raise UsageError("--salt is a text of 1 to 64 bytes.")
-        start_ns = None if start is None else _instant_ns(start)
-        key = RECORDINGS_SALT if salt is None else salt.encode()
-        options = ReadOptions(key, worker, start_ns, start_ns, format_name)
-        source = open_source(path, format_name, mapping)
+        hash_key = RECORDINGS_SALT if salt is None else salt.encode()
+        if is_server(path):
+            source: Source = server_source(
+                path,
+                match=match or (),
+                start=start,
+                end=end,
+                worker_map=worker_map or (),
+                worker_label=worker_label,
+                key=key,
+                header=header or (),
+                ca=ca,
+                insecure=insecure,
+            )
+            options = ReadOptions(hash_key, worker)
+            path = split_auth(path.removeprefix(SCHEME))[0]
+        else:
+            if match or end or worker_map or worker_label or header:
+                raise UsageError(
+                    f"--match, --end, --map, --worker-label and --header are for a server ({SCHEME}http://)."
+                )
+            start_ns = None if start is None else iso_ns("--start", start)
+            options = ReadOptions(hash_key, worker, start_ns, start_ns, format_name)
+            source = open_source(Path(path), format_name, mapping)
         progress = _Progress()
         if dry_run:
             tried = preview(source, options, progress)
             progress.end()
             if json:
-                emit_json({"path": str(path), **tried})
+                emit_json({"path": path, **tried})
             else:
                 emit(_preview_text(tried))
             return
@@ -104,7 +147,7 @@ def register(app: typer.Typer) -> None:
         finally:
             progress.end()
         if json:
-            emit_json({"path": str(path), "store": store, **summary})
+            emit_json({"path": path, "store": store, **summary})
         else:
             emit(_text(summary, store))
 
@@ -172,11 +215,11 @@ def stage(
     from hashlib import blake2b
 
     from engine_probe.codec import encode_arrow
+    from engine_probe.readers.prometheus_server import ServerSource
     from engine_probe.readers.source import Notes, digest
     from engine_probe.validate import validate
 
     notes = Notes()
-    identity = f"{digest(source.files)} run={run} {options.text()}"
     sizes: list[int] = []
     rows: dict[str, int] = {}
     spans: list[tuple[int, int]] = []
@@ -190,7 +233,9 @@ def stage(
             sizes.append(file.write(encode_arrow(tagged)))
         progress(f"reading {source.format}: {sum(rows.values()):,} rows")
     span = (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
-    epoch = blake2b(identity.encode(), digest_size=16).hexdigest()
+    # A server's content is known only now.
+    content = source.content_digest() if isinstance(source, ServerSource) else digest(source.files)
+    epoch = blake2b(f"{content} run={run} {options.text()}".encode(), digest_size=16).hexdigest()
     return Staged(file, sizes, epoch, run, source.format, rows, span, notes)
 
 
@@ -321,7 +366,7 @@ def _iso(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _instant_ns(text: str) -> int:
+def iso_ns(option: str, text: str) -> int:
     """ISO 8601 (with zone; without one it is UTC) or nanoseconds since 1970 -> ns."""
     from datetime import UTC, datetime
 
@@ -330,6 +375,6 @@ def _instant_ns(text: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"--start {text!r} is no instant; give one like 2026-11-29T13:20:00Z.") from error
+        raise UsageError(f"{option} {text!r} is no instant; give one like 2026-11-29T13:20:00Z.") from error
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return int(at.replace(microsecond=0).timestamp()) * 1_000_000_000 + at.microsecond * 1_000

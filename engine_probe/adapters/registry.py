@@ -29,6 +29,7 @@ ENGINES: Final[dict[str, str]] = {
     "nvidia-smi": "engine_probe.adapters.nvidia_smi:NvidiaSmiAdapter",
     "node": "engine_probe.adapters.node_exporter:NodeAdapter",
     "cadvisor": "engine_probe.adapters.cadvisor:CadvisorAdapter",
+    "prometheus": "engine_probe.adapters.prometheus_server:PrometheusServerAdapter",
 }
 """Name -> module:class, in the order in which a page is shown to them."""
 

@@ -68,6 +68,8 @@ class Scraper:
         self.scrapes = 0
         self.failures = 0
         self.last_error: str | None = None
+        self.has_news = False
+        """What is seen changed without a restart; who tells it sets it back."""
 
     @property
     def worker(self) -> str:

@@ -5,6 +5,7 @@ Invariant: pages are given in the order of their instants. Names that no adapter
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine_probe.adapters.adapter import Adapter, Discovery
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
 
 
 class ScrapeTarget:
-    """One instance whose pages were kept. `worker` None: the source names none, the rows have none."""
+    """One instance whose pages were kept. `worker` None: the source names none, the rows have none.
 
-    def __init__(self, worker: str | None) -> None:
+    names_worker  the worker that labels mean by rules of the user's; None where none fits
+    """
+
+    def __init__(
+        self, worker: str | None, *, names_worker: Callable[[Mapping[str, str]], str | None] = lambda labels: None
+    ) -> None:
         self._worker = worker
+        self._names_worker = names_worker
         self._parser = PageParser()
         self._mapper: SampleMapper | None = None
-        self._maker: Adapter | None = None
+        self.maker: Adapter | None = None
         self._thinner = Thinner()
         self._facts = WorkerFacts()
         self.rows: list[Row] = []
@@ -36,27 +43,32 @@ class ScrapeTarget:
 
     def take(self, text: str | bytes, at_ns: int) -> None:
         """Add one page. Raises UnknownFormat, naming the page's line."""
-        page = self._parser.parse(text)
-        if self._mapper is None:
-            self._maker, self._mapper = recognise(page), SampleMapper(self._worker, tables_for(page))
-        mapped = self._mapper.rows(page, at_ns)
+        mapped = self.take_page(self._parser.parse(text), at_ns)
         if len({(row[1], row[2], row[0], id(row[3])) for row in mapped}) < len(mapped):
             raise UnknownFormat(
                 "The same series stands twice in one page. Several scrapes in one file cannot be told apart: "
                 "keep each scrape in its own file."
             )
+
+    def take_page(self, page: Page, at_ns: int) -> list[Row]:
+        """Add one page that was parsed already; its rows before thinning. Who made it is decided by the first page."""
+        if self._mapper is None:
+            self.maker = recognise(page)
+            self._mapper = SampleMapper(self._worker, tables_for(page), names_worker=self._names_worker)
+        mapped = self._mapper.rows(page, at_ns)
         self.num_read += len(mapped)
         self.rows += self._thinner.thin(mapped)
         self._take_facts(page, at_ns)
+        return mapped
 
     def _take_facts(self, page: Page, at_ns: int) -> None:
         """What the page alone tells of the engine; its other endpoints were not kept."""
-        if self._maker is None:
+        if self.maker is None:
             return
-        for rank, facts in self._maker.facts(page, Discovery(series=frozenset(page.names()))).items():
+        for rank, facts in self.maker.facts(page, Discovery(series=frozenset(page.names()))).items():
             if {key for key, value in facts.items() if value is not None} <= {"engine", "flags"}:
                 continue
-            name = self._maker.rank_worker(self._worker or "", rank)
+            name = self.maker.rank_worker(self._worker or "", rank)
             for kind, found in self._facts.observe(name, facts, at_ns).items():
                 self.slow[kind] += [{**row, "worker": row["worker"] or None} for row in found]
 
