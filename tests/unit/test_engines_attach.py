@@ -319,9 +319,9 @@ def test_with_its_prometheus_page_trtllms_iterations_are_left_to_itself(engine: 
     posing(engine, "trtllm")
     engine.drains = {"/perf_metrics": [], "/kv_cache_events": []}
     with Followed(engine, "trtllm") as followed:
-        followed.until(lambda: "/perf_metrics" in engine.requests and "/kv_cache_events" in engine.requests)
+        followed.until(lambda: {"requests   seen", "blocks     seen"} <= {line[:15] for line in followed.said})
+    assert {"/perf_metrics", "/kv_cache_events"} <= set(engine.requests)
     assert "/metrics" not in engine.requests
-    assert any("requests   seen" in line for line in followed.said)
 
 
 def test_an_endpoint_that_is_closed_names_its_setting(engine: FakeEngine) -> None:
