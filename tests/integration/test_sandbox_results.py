@@ -258,6 +258,17 @@ def test_instants_are_utc(runner: SqlRunner) -> None:
     assert result.to_dict()["rows"] == [["1970-01-01T00:00:00.000000Z", 0]]
 
 
+def test_instants_with_a_zone_are_written_inside_the_jail(runner: SqlRunner) -> None:
+    """The child writes the JSON where no database of zones can be read; nested ones, nulls and infinities too."""
+    sql = (
+        "SELECT make_timestamptz(0) AS t, [make_timestamptz(1), NULL] AS l, 'infinity'::TIMESTAMPTZ AS i, "
+        "current_timestamp > make_timestamptz(0) AS later, timezone('Asia/Tokyo', make_timestamptz(0)) AS there"
+    )
+    (row,) = msgspec.json.decode(runner.run_json(sql, SqlData()))["rows"]
+    first, second = "1970-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000001Z"
+    assert row == [first, [second, None], None, True, "1970-01-01T09:00:00.000000"]
+
+
 def test_sums_of_integers_are_exact(runner: SqlRunner) -> None:
     """A sum of large integers goes beyond 64 bits and loses nothing."""
     table = runner.run("SELECT sum(x) AS s FROM (VALUES (9223372036854775807), (9223372036854775807)) t(x)").table
