@@ -41,7 +41,8 @@ class MappedLog:
         self.format = f"log ({mapping.path.stem})"
         self._path = path
         self._mapping = mapping
-        self._needs = [c.name for c in KINDS[mapping.kind] if c.required]
+        # at_ns last: where it can be completed, what it is completed from is what is missing.
+        self._needs = sorted((c.name for c in KINDS[mapping.kind] if c.required), key=lambda name: name == "at_ns")
         self._header: list[str] | None = None
 
     def chunks(self, options: ReadOptions, notes: Notes) -> Iterator[Mapping[str, pa.Table]]:
