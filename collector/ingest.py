@@ -28,6 +28,7 @@ from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
 from collector.settings import IngestSettings, ServerSettings
+from engine_probe.adapters.wire_names import canonical_samples
 from engine_probe.codec import (
     ARROW_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
@@ -206,6 +207,7 @@ class Ingest:
             except KvscopeError as error:
                 error.facts["_rows"] = {kind: table.num_rows for kind, table in tables.items()}
                 raise
+            tables = canonical_samples(tables)
         if decoded.ignored_columns:
             self.meters.ignored(decoded.ignored_columns)
         receipt = self.commit(sender, tables, arrival.received_ns)

@@ -20,7 +20,7 @@ from engine_probe.adapters.prometheus import MAX_REMEMBERED_SERIES, Page, Series
 Labels = Mapping[str, str]
 Row = tuple[str | None, int, str, Labels, float]
 """(worker, at_ns, name, labels, value)"""
-_Mapped = tuple[str, Labels, str | None, float]
+Mapped = tuple[str, Labels, str | None, float]
 """(name, labels, worker, factor) of a row that a series gives"""
 
 HOST_PREFIXES: Final = ("python_", "http_", "go_", "promhttp_")
@@ -137,6 +137,12 @@ def _parsed(wire: str) -> tuple[str, str | None, frozenset[str]]:
     return match["name"], match["label"], frozenset((match["values"] or "").split("|"))
 
 
+def wires_of(table: MetricNames) -> frozenset[str]:
+    """Wire names without prefix that some rule of the table claims."""
+    rules = _rules(table)
+    return frozenset(rules.named) | frozenset(rules.also)
+
+
 class SampleMapper:
     """Turns pages of one target into `sample` rows; remembers each series' mapping from page to page.
 
@@ -162,7 +168,7 @@ class SampleMapper:
             ((prefix, table, rules) for table in tables for rules in (_rules(table),) for prefix in table.prefixes),
             key=lambda one: -len(one[0]),
         )
-        self._mapped: dict[Series, tuple[_Mapped, ...]] = {}
+        self._mapped: dict[Series, tuple[Mapped, ...]] = {}
         self._label_sets: dict[tuple[tuple[str, str], ...], Labels] = {}
         self._names: frozenset[str] = frozenset()
         self._present: dict[str, frozenset[str]] = {}
@@ -173,6 +179,28 @@ class SampleMapper:
 
         The labels of one series are the same object in every page (the thinner keys on it).
         """
+        self._learn(page)
+        rows = []
+        for series, value, stated_ns in page.samples:
+            if series not in self._mapped:
+                self._mapped[series] = self._map(series)
+            if -1e308 <= value <= 1e308 and not (value >= SMALLEST_BLANK and self._is_blank(series.name, value)):
+                instant = at_ns if stated_ns is None else stated_ns
+                for name, labels, worker, scale in self._mapped[series]:
+                    rows.append((worker, instant, name, labels, value * scale))
+        for table, derivation in self._speaking:
+            for name, labels, value in derivation.told(page.samples, at_ns):
+                worker = self._names_worker(labels) or table.worker_of(self._worker, labels)
+                rows.append((worker, at_ns, name, self._interned(labels), value))
+        return rows
+
+    def names_of(self, page: Page) -> list[tuple[Mapped, ...]]:
+        """What each series of the page is called, parallel to `samples`; () for one that is left out."""
+        self._learn(page)
+        return [self._map(series) for series, _, _ in page.samples]
+
+    def _learn(self, page: Page) -> None:
+        """What stands on the page decides which name is the newest, and whose copy a series is."""
         names = frozenset(page.names())
         if names != self._names or len(self._mapped) > 4 * len(page.samples):
             self._names = names
@@ -188,21 +216,8 @@ class SampleMapper:
             sample.series not in self._mapped for sample in page.samples
         ):
             self._survey(page)
-        rows = []
-        for series, value, stated_ns in page.samples:
-            if series not in self._mapped:
-                self._mapped[series] = self._map(series)
-            if -1e308 <= value <= 1e308 and not (value >= SMALLEST_BLANK and self._is_blank(series.name, value)):
-                instant = at_ns if stated_ns is None else stated_ns
-                for name, labels, worker, scale in self._mapped[series]:
-                    rows.append((worker, instant, name, labels, value * scale))
-        for table, derivation in self._speaking:
-            for name, labels, value in derivation.told(page.samples, at_ns):
-                worker = self._names_worker(labels) or table.worker_of(self._worker, labels)
-                rows.append((worker, at_ns, name, self._interned(labels), value))
-        return rows
 
-    def _map(self, series: Series) -> tuple[_Mapped, ...]:
+    def _map(self, series: Series) -> tuple[Mapped, ...]:
         name, labels, worker, scale = series.name, series.labels, self._worker, 1.0
         if name.startswith(self._drop_prefixes) or self._is_created(name):
             return ()

@@ -3,7 +3,8 @@
 A Parquet file tells its kind by `kvscope.kind` in its schema's metadata, by a folder `kind=NAME`, or by a name that
 begins with the kind; files of a folder are read in the order of their paths. A sealed store folder
 (kind=/date=/hour=) and a file sink's folder are such folders. Columns that the contract does not know are counted and
-left out. Every row is judged by the same rules as at ingest, and a row that breaks them is named with its file.
+left out. Every row is judged by the same rules as at ingest, and a row that breaks them is named with its file;
+samples under an engine's own names get the contract's, as there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from engine_probe.adapters.wire_names import canonical_samples
 from engine_probe.errors import InvalidRows, KvscopeError, UnknownFormat
 from engine_probe.events import KINDS
 from engine_probe.readers.lines import text_lines
@@ -44,7 +46,8 @@ class EventFiles:
         for path in self.files:
             read = self._parquet if path.name.endswith(PARQUET) else self._ndjson
             try:
-                for tables in read(path):
+                for told in read(path):
+                    tables = canonical_samples(told)
                     num_rows += sum(table.num_rows for table in tables.values())
                     yield tables
             except InvalidRows as error:
