@@ -32,6 +32,7 @@ INSTALL = {
     "postgres": "apt-get install postgresql",
     "prometheus": "apt-get install prometheus",
     "alertmanager": "apt-get install prometheus-alertmanager",
+    "node-exporter": "apt-get install prometheus-node-exporter",
     "chromium": "apt-get install chromium",
     "vllm": ".ci/setup-vllm",
     "llama-server": ".ci/setup-llama",
@@ -42,7 +43,7 @@ INSTALL = {
 def require(name: str) -> Path:
     """Path of the server `name`; skips the test where it is absent, fails it under KVSCOPE_REQUIRE_SERVERS=1.
 
-    Names: postgres (its folder of programs), prometheus, alertmanager, chromium (the programs), vllm, llama-server,
+    Names: postgres (its folder of programs), prometheus, alertmanager, node-exporter, chromium (the programs), vllm, llama-server,
     routers (the Python of their environments).
     """
     if name not in INSTALL:
@@ -111,6 +112,7 @@ FINDERS: Mapping[str, Callable[[], Path | None]] = {
     "vllm": _vllm,
     "llama-server": _llama,
     "routers": _routers,
+    "node-exporter": _on_path("prometheus-node-exporter", "node_exporter"),
 }
 
 
@@ -241,6 +243,18 @@ def running_prometheus(config: str, files: Mapping[str, str] | None = None) -> I
         command += [f"--web.listen-address=127.0.0.1:{port}", "--web.enable-lifecycle"]
         with running(command, folder / "log") as process:
             wait_for(lambda: answers(f"{url}/-/ready"), "Prometheus", process, folder / "log", 30)
+            yield url
+
+
+@contextlib.contextmanager
+def running_node_exporter() -> Iterator[str]:
+    """Start node_exporter for this machine and answer its URL once it answers."""
+    program = require("node-exporter")
+    with _folder("kvscope-node-exporter-") as folder:
+        url = f"http://127.0.0.1:{(port := free_port())}"
+        command: list[str | Path] = [program, f"--web.listen-address=127.0.0.1:{port}"]
+        with running(command, folder / "log") as process:
+            wait_for(lambda: answers(f"{url}/metrics"), "node_exporter", process, folder / "log", 30)
             yield url
 
 
