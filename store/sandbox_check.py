@@ -58,6 +58,11 @@ SCALARS_REFUSED: Final = frozenset(
 )
 """Scalar functions that tell about the process, write a log, or only waste time."""
 
+TABLES_REFUSED: Final = frozenset(
+    ["pg_settings", "duckdb_databases", "pragma_database_list", "duckdb_logs", "pg_prepared_statements"]
+)
+"""DuckDB's own views that tell about the process: its settings, with the folder that it may read, and its files."""
+
 SHOW_TABLES: Final = """SELECT view_name AS name, comment AS one_row_is FROM duckdb_views()
 WHERE database_name = current_database() AND NOT internal AND NOT temporary ORDER BY name"""
 """What SHOW TABLES runs as: DuckDB's own form would list our helpers too."""
@@ -211,6 +216,8 @@ def _refuse_what_reaches_out(tree: Any) -> None:
                 )
         elif node.get("class") == "FUNCTION" and str(node.get("function_name", "")).lower() in SCALARS_REFUSED:
             raise Refused(f"The function {node['function_name']} is not allowed here.")
+        elif node.get("type") == "BASE_TABLE" and str(node["table_name"]).lower() in TABLES_REFUSED:
+            raise Refused(f"The table {node['table_name']} is not allowed here. SHOW TABLES lists the tables.")
         elif node.get("type") == "BASE_TABLE" and re.search(r"[/\\.*?:]", name := str(node["table_name"])):
             raise Refused(f"{name!r} looks like a file; files cannot be read here. SHOW TABLES lists the tables.")
 

@@ -87,6 +87,10 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
 
     from store.sandbox_check import Refused, check
 
+    if job["parquet_dir"]:
+        os.chdir(
+            job["parquet_dir"]
+        )  # files are named from here, so that no view and no plan tells where the store lies
     walls = jail.enter([Path(p) for p in job["readable"]], job["cpu_s"], job["wall_s"])
     threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
     _lock(connection, job)
@@ -206,7 +210,7 @@ def _create_views(
             only_unsealed = f" WHERE received_ns > {int(through)}" if through is not None else ""
             parts.append(f'SELECT * FROM {ATTACHED}.main."{kind}"{only_unsealed}')
         if files := job["files"].get(kind):
-            listed = ", ".join(_text(path) for path in files)
+            listed = ", ".join(_text(os.path.relpath(path, job["parquet_dir"])) for path in files)
             parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
         connection.execute(f'CREATE VIEW "{kind}" AS ' + " UNION ALL BY NAME ".join(parts))
         connection.execute(f'COMMENT ON VIEW "{kind}" IS {_text(KIND_DOC[kind])}')

@@ -139,6 +139,25 @@ def test_views_of_the_store_are_there(runner: SqlRunner, store: DuckDBStore) -> 
     assert phases.table.to_pylist() == [{"phase": "prefill", "n": 3}, {"phase": "queue", "n": 3}]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT sql FROM duckdb_views()",
+        "SELECT v.sql, p.definition FROM duckdb_views() v, pg_catalog.pg_views p",
+        "SELECT v.sql, s.sql FROM duckdb_views() v, sqlite_master s",
+        "SELECT sql FROM duckdb_tables()",
+        "EXPLAIN SELECT * FROM request",
+        "SELECT * FROM pg_catalog.pg_database",
+    ],
+)
+def test_nothing_tells_where_the_store_lies(runner: SqlRunner, store: DuckDBStore, tmp_path: Path, sql: str) -> None:
+    """Views name their sealed files from the folder on; a person who may ask in SQL learns no path of the machine."""
+    told = str(runner.run(sql, data=store.sql_data()).table.to_pylist())
+    assert str(tmp_path) not in told
+    assert str(Path.home()) not in told
+    assert ("'kind=request/date=" in told) == ("duckdb_views" in sql), "the sealed file is named, from its folder on"
+
+
 def test_show_tables_lists_kinds_and_views_with_what_a_row_is(runner: SqlRunner, store: DuckDBStore) -> None:
     """The first thing a person types."""
     rows = runner.run("SHOW TABLES", data=store.sql_data()).table.to_pylist()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import duckdb
 import pytest
 
-from store.sandbox_check import MAX_SQL_BYTES, TABLE_FUNCTIONS, Refused, check
+from store.sandbox_check import MAX_SQL_BYTES, TABLE_FUNCTIONS, TABLES_REFUSED, Refused, check
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,18 @@ def test_a_function_is_found_wherever_it_hides(parser: duckdb.DuckDBPyConnection
     for name in (function, function.upper()):
         with pytest.raises(Refused, match=rf"(?i)table function {function} is not allowed"):
             check(parser, around.format(f=name))
+
+
+@pytest.mark.parametrize("table", sorted(TABLES_REFUSED))
+@pytest.mark.parametrize("where", ["{}", "PG_CATALOG.{}", '"{}"', "system.main.{}"])
+def test_tables_that_tell_about_the_process_are_refused(
+    parser: duckdb.DuckDBPyConnection, table: str, where: str
+) -> None:
+    """DuckDB's views over the same functions, however they are spelt, wherever they stand."""
+    for name in (table, table.upper()):
+        for sql in (f"FROM {where.format(name)}", f"SELECT (SELECT count(*) FROM {where.format(name)})"):
+            with pytest.raises(Refused, match="is not allowed here"):
+                check(parser, sql)
 
 
 @pytest.mark.parametrize(
