@@ -43,6 +43,15 @@ def emit(text: str) -> None:
     print(text)
 
 
+def columns() -> int:
+    """Columns that text for a person may fill: the terminal's (60 to 120), 80 where stdout is none."""
+    if not sys.stdout.isatty():
+        return 80
+    import shutil
+
+    return min(max(shutil.get_terminal_size().columns, 60), 120)
+
+
 def say(text: str) -> None:
     """Talk: progress, hints, warnings. Goes to stderr."""
     print(text, file=sys.stderr)

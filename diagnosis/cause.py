@@ -30,15 +30,24 @@ MATERIAL = 0.10
 """Share of the change that a cause must own before it is named."""
 
 
+BY_LEDGER = "the ledger, from its seconds of each request"
+BY_CALIBRATION = "calibration, from the steps of both windows"
+BY_MIX = "the comparison of both windows' mixes"
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One statement with its number, the SQL that gives the number, and some of the requests behind it."""
+    """One statement with its number, the SQL that gives the number, and some of the requests behind it.
+
+    computed_by   who works the number out where no SQL can
+    """
 
     statement: str
     value: float | None
     unit: str
     sql: str | None = None
     request_ids: Sequence[str] = ()
+    computed_by: str = BY_LEDGER
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,4 +245,5 @@ def to_json(evidence: Evidence) -> dict[str, Any]:
         "unit": evidence.unit,
         "sql": evidence.sql,
         "request_ids": list(evidence.request_ids),
+        "computed_by": None if evidence.sql is not None else evidence.computed_by,
     }

@@ -123,6 +123,8 @@ def _cause(cause: Mapping[str, Any], asked: str) -> str:
         lines.append(_text(f"- {evidence['statement']}.") + ids)
         if evidence["sql"]:
             lines.append(f"  ~~~sql\n  {evidence['sql']}\n  ~~~")
+        elif evidence.get("computed_by"):
+            lines.append(f"  Computed by {evidence['computed_by']}.")
     lines.append(f"Would be refuted by: {cause['refuted_by']}")
     lines.append("What to do:\n\n" + _list(cause["remedy"]))
     return "\n\n".join(lines)

@@ -1,14 +1,19 @@
-"""The verdict for a terminal at three in the morning: one sentence, the table, the evidence, what it is not, what to do."""
+"""The verdict for a terminal at three in the morning: one sentence, the table, the evidence, what it is not, what to do.
+
+Invariant: no line is wider than the terminal (80 columns where nobody says), but for SQL, which stays on one line so that it
+can be copied, and names from outside.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed, tentative
 
-WIDTH = 100
+WIDTH = 80
 STATUS = {
     "explained": "EXPLAINED",
     "no_change": "NO CHANGE",
@@ -17,42 +22,62 @@ STATUS = {
 }
 
 
-def render(verdict: Mapping[str, Any], *, sql: bool = True) -> str:
-    """Text of a verdict document (`Verdict.to_dict()`). `sql` False leaves the queries out."""
+def render(verdict: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) -> str:
+    """Text of a verdict document (`Verdict.to_dict()`), `width` columns wide. `sql` False leaves the queries out."""
+    page = _Page(width)
     parts = [
-        _wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}"),
-        _about(verdict),
-        _attribution(verdict),
+        page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}"),
+        _about(page, verdict),
+        _attribution(page, verdict),
         _composition(verdict),
-        _causes(verdict, sql),
-        _excluded(verdict),
+        _causes(page, verdict, sql),
+        _excluded(page, verdict),
         _side_effects(verdict),
-        _quality(verdict),
-        _next(verdict),
+        _quality(page, verdict),
+        _next(page, verdict),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def summary(verdict: Mapping[str, Any]) -> str:
+def summary(verdict: Mapping[str, Any], *, width: int = WIDTH) -> str:
     """The short form: the sentence, and where the change comes from."""
-    return _wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}") + "\n\n" + _attribution(verdict)
+    page = _Page(width)
+    return page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}") + "\n\n" + _attribution(page, verdict)
 
 
-def _about(verdict: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """How wide the terminal is, in columns."""
+
+    width: int
+
+    def wrap(self, text: str, indent: int = 0, first: int = 0) -> str:
+        return textwrap.fill(
+            text,
+            self.width,
+            initial_indent=" " * first,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def _about(page: _Page, verdict: Mapping[str, Any]) -> str:
     lines = []
     for side in ("baseline", "suspect"):
         window = verdict["windows"][side]
         effective = verdict["n_effective"][side]
         length = (window["end_ns"] - window["start_ns"]) / 1e9
-        lines.append(
-            f"{side:9} {window['run'] or 'live':20} {verdict['n'][side]:>7,} requests over {seconds(length)}, worth {effective:,.0f} "
+        told = (
+            f"{side:9} {window['run'] or 'live'}: {verdict['n'][side]:,} requests over {seconds(length)}, worth {effective:,.0f} "
             f"independent ones at {quantile_name(verdict['quantile'])}"
         )
+        lines.append(page.wrap(told, indent=10))
     lines.append(f"vantage   {verdict['vantage']}")
-    return "\n".join(lines + [_wrap(f"note      {note}", indent=10) for note in verdict["notes"]])
+    return "\n".join(lines + [page.wrap(f"note      {note}", indent=10) for note in verdict["notes"]])
 
 
-def _attribution(verdict: Mapping[str, Any]) -> str:
+def _attribution(page: _Page, verdict: Mapping[str, Any]) -> str:
     name = quantile_name(verdict["quantile"])
     asked = quantile_name(verdict["requested_quantile"])
     title = f"Where the change of {metric_name(verdict['metric'])} comes from (rows sum to the change)"
@@ -65,13 +90,24 @@ def _attribution(verdict: Mapping[str, Any]) -> str:
         cells = [signed(row["mean_s"]), signed(row["judged_s"])]
         if name != asked:
             cells.append(signed(row["p99_s"]))
-        rows.append([row["cause"], *cells, interval(row[which]), row["text"]])
+        rows.append([row["cause"], *cells, _bounds(row[which]), row["text"]])
     delta = verdict["delta"]
     total = ["change", signed(delta["mean_s"]["value"]), signed(delta["judged_s"]["value"])]
     if name != asked:
         total.append(signed(delta["p99_s"]["value"]))
-    rows.append([*total, interval(delta["mean_s" if by_mean else "judged_s"]["interval_95"]), ""])
-    return title + "\n" + table(["", *columns, ""], rows, total=True)
+    rows.append([*total, _bounds(delta["mean_s" if by_mean else "judged_s"]["interval_95"]), ""])
+    beside = table(["", *columns, ""], rows, total=True)
+    if max(map(len, beside.splitlines())) <= page.width:
+        return title + "\n" + beside
+    below = [page.wrap(f"{row['cause']}: {row['text']}", indent=4, first=2) for row in verdict["attribution"]]
+    return title + "\n" + table(["", *columns], [row[:-1] for row in rows], total=True) + "\n\n" + "\n".join(below)
+
+
+def _bounds(bounds: Sequence[float | None] | None) -> str:
+    """An interval for a column: '+16.5 to +21.3 ms' where both ends have the same unit."""
+    low, to, high = interval(bounds).partition(" to ")
+    number, _, unit = low.partition(" ")
+    return f"{number} to {high}" if to and high.endswith(f" {unit}") else interval(bounds)
 
 
 def _composition(verdict: Mapping[str, Any]) -> str:
@@ -86,32 +122,34 @@ def _composition(verdict: Mapping[str, Any]) -> str:
     )
 
 
-def _causes(verdict: Mapping[str, Any], sql: bool) -> str:
+def _causes(page: _Page, verdict: Mapping[str, Any], sql: bool) -> str:
     blocks = []
     for position, cause in enumerate(verdict["causes"], 1):
         subject = cause["subject"]
         where = f" on {subject['kind']} {subject['id']}" if subject["id"] else ""
-        lines = [
+        heading = (
             f"{position}. {cause['cause']}{where}: {share_words(cause, verdict['requested_quantile'])}, "
-            f"confidence {cause['confidence_word']} ({cause['confidence']:.2f})",
-            _wrap(cause["summary"], indent=3, first=3),
-        ]
+            f"confidence {cause['confidence_word']} ({cause['confidence']:.2f})"
+        )
+        lines = [page.wrap(heading, indent=3), page.wrap(cause["summary"], indent=3, first=3)]
         for evidence in cause["evidence"]:
-            lines.append(_wrap(f"- {evidence['statement']}", indent=5, first=3))
+            lines.append(page.wrap(f"- {evidence['statement']}", indent=5, first=3))
             if evidence["request_ids"]:
-                lines.append(_wrap("requests: " + ", ".join(evidence["request_ids"][:3]), indent=7, first=5))
+                lines.append(page.wrap("requests: " + ", ".join(evidence["request_ids"][:3]), indent=7, first=5))
             if sql and evidence["sql"]:
                 lines.append("     sql: " + evidence["sql"])  # one line, so that it can be copied
-        lines.append(_wrap(f"would be refuted by: {cause['refuted_by']}", indent=5, first=3))
+            elif sql and evidence.get("computed_by"):
+                lines.append(page.wrap(f"computed by {evidence['computed_by']}", indent=7, first=5))
+        lines.append(page.wrap(f"would be refuted by: {cause['refuted_by']}", indent=5, first=3))
         lines.append("   what to do:")
-        lines += [_wrap(f"- {remedy}", indent=7, first=5) for remedy in cause["remedy"]]
+        lines += [page.wrap(f"- {remedy}", indent=7, first=5) for remedy in cause["remedy"]]
         blocks.append("\n".join(lines))
     return "Causes\n" + tentative(verdict) + "\n\n".join(blocks) if blocks else ""
 
 
-def _excluded(verdict: Mapping[str, Any]) -> str:
-    lines = [_wrap(f"- {row['cause']}: {row['because']}", indent=4, first=2) for row in verdict["excluded"]]
-    lines += [_wrap(f"? {row['cause']}: {row['because']}", indent=4, first=2) for row in verdict["not_observable"]]
+def _excluded(page: _Page, verdict: Mapping[str, Any]) -> str:
+    lines = [page.wrap(f"- {row['cause']}: {row['because']}", indent=4, first=2) for row in verdict["excluded"]]
+    lines += [page.wrap(f"? {row['cause']}: {row['because']}", indent=4, first=2) for row in verdict["not_observable"]]
     return "What it is not (and ? what cannot be seen here)\n" + "\n".join(lines) if lines else ""
 
 
@@ -132,16 +170,16 @@ def _side_effects(verdict: Mapping[str, Any]) -> str:
     return "Meanwhile\n" + table(["", "baseline", "suspect", "difference, 95 %"], rows) if rows else ""
 
 
-def _quality(verdict: Mapping[str, Any]) -> str:
+def _quality(page: _Page, verdict: Mapping[str, Any]) -> str:
     bad = [row for row in verdict["quality"] if row["status"] != "ok"]
     if not bad:
         return f"Data quality: {len(verdict['quality'])} checks, no contradiction."
     return "Data quality\n" + "\n".join(
-        _wrap(f"{row['status'].upper()}: {row['statement']}", indent=4, first=2) for row in bad
+        page.wrap(f"{row['status'].upper()}: {row['statement']}", indent=4, first=2) for row in bad
     )
 
 
-def _next(verdict: Mapping[str, Any]) -> str:
+def _next(page: _Page, verdict: Mapping[str, Any]) -> str:
     experiment = verdict["next_experiment"]
     if experiment is None:
         return ""
@@ -149,7 +187,7 @@ def _next(verdict: Mapping[str, Any]) -> str:
     verb = "separates" if len(experiment["separates"]) > 1 else "would confirm"
     need = experiment["requests_per_window"]
     size = f" ({need:,} requests a window show a change of 20 % at power 0.9)" if need else ""
-    return _wrap(f"Next experiment, which {verb} {goal}: {experiment['statement']}{size}")
+    return page.wrap(f"Next experiment, which {verb} {goal}: {experiment['statement']}{size}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:
@@ -176,14 +214,3 @@ def _plain(value: float | None) -> str:
     if value is None:
         return "unknown"
     return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _wrap(text: str, indent: int = 0, first: int = 0) -> str:
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=" " * first,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, emit, emit_json, say
+from collector.output import JsonOption, columns, emit, emit_json, say
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def render(document: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             _introduction(document),
-            summary(document["diagnosis"]),
+            summary(document["diagnosis"], width=columns()),
             _capacity_text(document["capacity"]),
             _sql_text(document["sql"]),
             _next_text(document),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, columns, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def diagnose(
     else:
         from diagnosis.text import render
 
-        emit(render(document, sql=show_sql))
+        emit(render(document, sql=show_sql, width=columns()))
     raise typer.Exit(EXIT_OK if document["status"] == "no_change" else EXIT_FINDING)
 
 

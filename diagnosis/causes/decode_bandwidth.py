@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.pace import running_of
 from diagnosis.wording import number, seconds
@@ -45,6 +45,7 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
                 if case.suspect.steps is not None and running_of(case.suspect.steps) is not None
                 else None,
                 case.worst_requests("decode_bandwidth"),
+                BY_CALIBRATION,
             )
         ],
         case.worker_subject("decode_bandwidth"),

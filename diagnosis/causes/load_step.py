@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause, rate_per_s
+from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import Facts
 from diagnosis.wording import number, percent
@@ -53,7 +53,12 @@ def load_step(case: Case) -> Claim | Excluded | None:
     factor = case.model.slow_raw
     if factor is not None:
         evidence.append(
-            Evidence(f"steps with the same work took {percent(factor)} of the {case.base_word}'s time", factor, "ratio")
+            Evidence(
+                f"steps with the same work took {percent(factor)} of the {case.base_word}'s time",
+                factor,
+                "ratio",
+                computed_by=BY_CALIBRATION,
+            )
         )
     return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.cause import BY_MIX, Case, Claim, Evidence, Excluded, cause
 from diagnosis.dimensions import CATEGORIES, WORDS
 from diagnosis.evidence_sql import request_sql, text
 from diagnosis.wording import percent
@@ -32,7 +32,8 @@ def mix_shift(case: Case) -> Claim | Excluded | None:
         if not mix.dimension_shift:
             return None
         return Excluded(f"the mix of requests owns no row of its own (total variation {percent(mix.tv_distance)})")
-    evidence = [Evidence(f"the mixes differ by {percent(mix.tv_distance)} (total variation)", mix.tv_distance, "ratio")]
+    said = f"the mixes differ by {percent(mix.tv_distance)} (total variation)"
+    evidence = [Evidence(said, mix.tv_distance, "ratio", computed_by=BY_MIX)]
     for name in CATEGORIES:
         if name in mix.moved:
             evidence.append(_grown(case, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import median_gap_sql
 from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
@@ -40,6 +40,7 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
             "ratio",
             None,
             case.worst_requests("slow_steps"),
+            BY_CALIBRATION,
         )
     ]
     gap_s, gap_before_s = _median_gap(case.suspect), _median_gap(case.base)

@@ -87,7 +87,7 @@ def test_json_is_one_document_with_the_design_s_keys(diagnose: Run) -> None:
         "remedy",
     } <= set(cause)
     assert set(cause["subject"]) == {"kind", "id"}
-    assert set(cause["evidence"][0]) == {"statement", "value", "unit", "sql", "request_ids"}
+    assert set(cause["evidence"][0]) == {"statement", "value", "unit", "sql", "request_ids", "computed_by"}
     assert {"cause", "mean_s", "p99_s", "es_s", "interval_95"} <= set(document["attribution"][0])
     assert set(document["excluded"][0]) == {"cause", "because"}
     assert set(document["quality"][0]) == {"check", "status", "statement"}

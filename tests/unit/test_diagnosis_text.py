@@ -13,7 +13,7 @@ import pytest
 
 from diagnosis.report import render_markdown
 from diagnosis.text import WIDTH, render, summary, table
-from diagnosis.verdict import confidence_word
+from diagnosis.verdict import LedgerRow, confidence_word
 from diagnosis.wording import interval, listing, metric_name, number, percent, quantile_name, seconds, signed
 from tests.verdicts import change, named, verdict
 
@@ -64,10 +64,36 @@ def test_sql_can_be_left_out_and_is_never_broken() -> None:
     assert "SELECT" not in without
 
 
-def test_lines_fit_a_terminal_unless_they_cannot() -> None:
-    """Only ids, SQL and tables are longer than the width."""
-    for line in render(document(), sql=False).splitlines():
-        assert len(line) <= WIDTH or "0123456789abcdef" in line
+@pytest.mark.parametrize("width", [WIDTH, 100, 120])
+@pytest.mark.parametrize("known", [{}, {"quantile": "0.95"}, {"carried_by": "mean", "delta": change(interval_95=None)}])
+def test_lines_fit_a_terminal_unless_they_cannot(known: dict[str, Any], width: int) -> None:
+    """Tables too: only SQL and names from outside are longer than the terminal is wide."""
+    rows = [
+        LedgerRow(
+            "admission_blocked_on_blocks", "waiting for KV blocks", *[0.0163] * 4, (0.0165, 0.0213), (-0.0165, 0.0213)
+        ),
+        LedgerRow(
+            "other", "small parts together: " + ", ".join(["decode_bandwidth"] * 5), *[-0.0993] * 4, (-1.25, 0.0993)
+        ),
+    ]
+    told = document(attribution=rows, **known)
+    for text in (render(told, sql=False, width=width), summary(told, width=width)):
+        for line in text.splitlines():
+            assert len(line) <= width or "0123456789abcdef" in line
+
+
+def test_what_rows_are_stands_beside_them_or_below() -> None:
+    """Where the terminal is wide enough the words stand in the table, else under it; no row loses them."""
+    wide, narrow = summary(document(), width=120), summary(document(), width=60)
+    assert "  evicted prompt blocks\n" in wide
+    assert "  premature_eviction: evicted prompt blocks\n" in narrow
+
+
+def test_a_number_without_sql_says_who_worked_it_out() -> None:
+    """Every number can be traced: to its SQL, or to what computed it."""
+    assert "     computed by the ledger" in render(document())
+    assert "computed by" not in render(document(), sql=False)
+    assert "Computed by the ledger" in render_markdown(document(), version="1")
 
 
 def test_nothing_to_say_is_left_out() -> None:
@@ -124,7 +150,7 @@ def test_the_mean_s_interval_stands_where_the_quantile_has_none() -> None:
     """The column says whose interval it is."""
     by_mean = document(carried_by="mean", delta=change(interval_95=None))
     assert "95 % of the mean" in render(by_mean)
-    assert "+50.0 ms to +100 ms" in render(by_mean)
+    assert "+50.0 to +100 ms" in render(by_mean)
     assert "The mean carries the verdict" in render_markdown(by_mean, version="1")
 
 
