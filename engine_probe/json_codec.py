@@ -194,6 +194,8 @@ def _row_maps(body: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         events = msgspec.json.decode(body)["events"]
     except RecursionError as error:
         raise _too_deep() from error
+    except msgspec.DecodeError as error:  # texts in columns that are ignored are looked at here for the first time
+        raise document_error(body, error) from error
     for kind, rows in events.items():
         for row in rows or ():
             yield kind, row
@@ -204,6 +206,8 @@ def _line_maps(lines: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(lines)
     except RecursionError as error:
         raise _too_deep() from error
+    except msgspec.DecodeError as error:
+        raise line_error(lines, error) from error
     for row in rows:
         yield row.pop("kind"), row
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine_probe.errors import InvalidRows
-from engine_probe.events import KINDS, column
+from engine_probe.events import KINDS, column, column_names
 from engine_probe.row_errors import expectation, invalid_rows, unknown_kind
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
@@ -85,6 +85,8 @@ def _row_error(kind: str, row: int, rest: str, content: Any, what: str, place: s
         )
     if name is None:
         return invalid_rows(f"is no row: {what}", kind=kind, row=row, value=content, expected="an object", place=place)
+    if name[1] not in column_names(kind):  # the kind of the error and the kind that was read last are not the same
+        return invalid_rows(f"says its kind twice ({what})", kind=kind, row=row, expected="each key once", place=place)
     value: Any = content.get(name[1]) if isinstance(content, dict) else None
     inner = rest[name.end() :]
     for step in re.findall(r"\[(\d+)\]|\.(\w+)", inner):
@@ -146,7 +148,11 @@ def _split(error: Exception) -> tuple[str, str]:
 
 
 def _kind_of(line: bytes) -> Any:
-    content = msgspec.json.decode(line)
+    """The kind that a line names; None where it cannot be read (the row before it that is wrong is told first)."""
+    try:
+        content = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
     return content.get("kind") if isinstance(content, dict) else None
 
 

@@ -55,15 +55,29 @@ def table_from_rows(kind: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def table_from_columns(kind: str, columns: Mapping[str, Any], num_rows: int) -> pa.Table:
-    """Columns (anything that Arrow takes as an array) -> table with the full schema of `kind`; absent ones are null."""
+    """Columns (anything that Arrow takes as an array) -> table with the full schema of `kind`; absent ones are null.
+
+    Raises InvalidRows naming the column where a value does not fit its type (an instant after the year 2262).
+    """
     import pyarrow as pa
 
-    schema = arrow_schema(kind)
-    arrays = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(arrays, schema=schema)
+    from engine_probe.errors import InvalidRows
+
+    arrays = []
+    for field in arrow_schema(kind):
+        if field.name not in columns:
+            arrays.append(pa.nulls(num_rows, field.type))
+            continue
+        try:
+            arrays.append(pa.array(columns[field.name], field.type))
+        except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InvalidRows(
+                f"A value of {kind}.{field.name} does not fit {field.type}: {str(error).splitlines()[0]}.",
+                kind=kind,
+                column=field.name,
+                expected=str(field.type),
+            ) from error
+    return pa.table(arrays, schema=arrow_schema(kind))
 
 
 def conform(kind: str, table: pa.Table) -> pa.Table:

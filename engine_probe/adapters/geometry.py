@@ -11,6 +11,7 @@ Invariant: a line that is not understood says nothing; no line raises. Source: r
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -193,7 +194,11 @@ def literal_pairs(text: str) -> list[tuple[str, Any]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # One unreadable value (a repr like <Mode.NONE: 0>) must not hide the others.
         pattern = re.compile(r"'?(\w+)'?[:=] ?('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,})])")
-        return [(key, ast.literal_eval(value)) for key, value in pattern.findall(text)]
+        found = []
+        for key, value in pattern.findall(text):
+            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # a cut or broken line
+                found.append((key, ast.literal_eval(value)))
+        return found
     items: list[tuple[Any, ast.expr]] = []
     if isinstance(node, ast.Dict):
         items = [

@@ -1,0 +1,204 @@
+"""What is fuzzed: one function a decoder, from bytes to nothing. Anything it raises but a `KvscopeError` is a finding.
+
+`seeds` gives each target what the real thing sends, so that the fuzzer starts behind the first check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from engine_probe.errors import KvscopeError
+
+DATA: Final = Path(__file__).parents[1] / "data"
+NOW_NS: Final = 1_795_958_453_000_000_000
+MAX_FILE_BYTES: Final = 1 << 16
+
+Target = Callable[[bytes], None]
+
+
+def _arrow(data: bytes) -> None:
+    from engine_probe.codec import decode_arrow
+    from engine_probe.validate import validate
+
+    for kind, table in decode_arrow(data, max_decoded_bytes=64 << 20).tables.items():
+        validate(kind, table, NOW_NS)
+
+
+def _json(data: bytes) -> None:
+    from engine_probe.codec import decode_json
+    from engine_probe.validate import validate
+
+    for kind, table in decode_json(data).tables.items():
+        validate(kind, table, NOW_NS)
+
+
+def _ndjson(data: bytes) -> None:
+    from engine_probe.codec import decode_ndjson
+    from engine_probe.validate import validate
+
+    for kind, table in decode_ndjson(data).tables.items():
+        validate(kind, table, NOW_NS)
+
+
+def _kv_events(data: bytes) -> None:
+    from engine_probe.adapters.kv_events import KvEventDecoder
+
+    decoder = KvEventDecoder(b"salt")
+    half = len(data) // 2
+    for number, payload in enumerate((data, data[:half], data[half:])):
+        decoder.feed("w", number, payload, NOW_NS)
+    decoder.drain()
+
+
+def _otlp_protobuf(data: bytes) -> None:
+    from engine_probe.adapters.otlp import decode_traces
+
+    decode_traces(data, "application/x-protobuf", NOW_NS).tables()
+
+
+def _otlp_json(data: bytes) -> None:
+    from engine_probe.adapters.otlp import decode_traces
+
+    decode_traces(data, "application/json", NOW_NS).tables()
+
+
+def _prometheus(data: bytes) -> None:
+    from engine_probe.adapters.metric_names import SampleMapper
+    from engine_probe.adapters.prometheus import PageParser
+    from engine_probe.adapters.registry import recognise, tables_for
+
+    parser = PageParser()
+    for text in (data, data[len(data) // 3 :]):
+        page = parser.parse(text)
+        SampleMapper("w", tables_for(page)).rows(page, NOW_NS)
+        maker = recognise(page)
+        if maker is not None:
+            from engine_probe.adapters.adapter import Discovery
+
+            maker.facts(page, Discovery(series=frozenset(page.names())))
+
+
+def _router_logs(data: bytes) -> None:
+    from engine_probe.adapters.router_log import SglangRouterLog, StackRouterLog, VllmRouterLog
+
+    for reader in (SglangRouterLog("r"), StackRouterLog("r"), VllmRouterLog("r")):
+        for line in data.decode("utf-8", "replace").splitlines():
+            reader.feed(line)
+
+
+def _start_up_log(data: bytes) -> None:
+    from engine_probe.adapters.geometry import StartupLog
+
+    reader = StartupLog()
+    for line in data.decode("utf-8", "replace").splitlines():
+        reader.feed(line)
+    reader.worker_facts()
+
+
+def _import(data: bytes) -> None:
+    """Any file that a person hands to `import`: the format is found by content."""
+    from engine_probe.readers.detect import open_source
+    from engine_probe.readers.source import Notes, ReadOptions
+
+    with tempfile.TemporaryDirectory(prefix="kvscope-fuzz-") as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(data[:MAX_FILE_BYTES])
+        for _ in open_source(path).chunks(ReadOptions(), Notes()):
+            pass
+
+
+def _targets(data: bytes) -> None:
+    from engine_probe.attach.targets import read_file
+
+    with tempfile.TemporaryDirectory(prefix="kvscope-fuzz-") as folder:
+        for name in ("t.json", "t.yml"):
+            path = Path(folder) / name
+            path.write_bytes(data)
+            with contextlib.suppress(KvscopeError):
+                read_file(path)
+
+
+TARGETS: Final[dict[str, Target]] = {
+    "arrow": _arrow,
+    "json": _json,
+    "ndjson": _ndjson,
+    "kv_events": _kv_events,
+    "otlp_protobuf": _otlp_protobuf,
+    "otlp_json": _otlp_json,
+    "prometheus": _prometheus,
+    "router_logs": _router_logs,
+    "start_up_log": _start_up_log,
+    "import": _import,
+    "targets": _targets,
+}
+
+
+def seeds(name: str) -> Iterator[bytes]:
+    """Real or realistic inputs of a target, each at most `MAX_FILE_BYTES`."""
+    for seed in _SEEDS.get(name, lambda: iter(()))():
+        yield seed[:MAX_FILE_BYTES]
+
+
+def _files(*patterns: str) -> Callable[[], Iterator[bytes]]:
+    def read() -> Iterator[bytes]:
+        for pattern in patterns:
+            for path in sorted(DATA.glob(pattern)):
+                if path.is_file():
+                    yield gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+    return read
+
+
+def _event_rows() -> dict[str, list[dict[str, object]]]:
+    request = {"request_id": "r", "vantage": "engine", "state": "finished", "worker": "w", "at_ns": NOW_NS}
+    block = {"worker": "w", "at_ns": NOW_NS, "change": "stored", "block_hash": 7}
+    return {"request": [request | {"arrival_ns": NOW_NS, "token_ns": [NOW_NS], "labels": {"a": "b"}}], "block": [block]}
+
+
+def _arrow_seeds() -> Iterator[bytes]:
+    from engine_probe.codec import encode_arrow
+    from engine_probe.schema import table_from_rows
+
+    tables = {kind: table_from_rows(kind, rows) for kind, rows in _event_rows().items()}
+    for compression in (None, "lz4", "zstd"):
+        yield encode_arrow(tables, compression)
+
+
+def _json_seeds() -> Iterator[bytes]:
+    yield json.dumps({"source": "s", "epoch": "e", "seq": 0, "sent_ns": NOW_NS, "events": _event_rows()}).encode()
+
+
+def _ndjson_seeds() -> Iterator[bytes]:
+    lines: list[dict[str, object]] = [{"source": "s", "epoch": "e", "seq": 0, "sent_ns": NOW_NS}]
+    lines += [{"kind": kind, **row} for kind, rows in _event_rows().items() for row in rows]
+    yield "\n".join(map(json.dumps, lines)).encode()
+
+
+def _kv_seeds() -> Iterator[bytes]:
+    import msgspec
+
+    stored = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None]
+    yield msgspec.msgpack.encode([1.5, [stored, ["BlockRemoved", [1]], ["AllBlocksCleared"]], 0])
+    tagged = {"type": "BlockStored", "block_hashes": [b"12345678"], "parent_block_hash": None, "token_ids": [1, 2]}
+    yield msgspec.msgpack.encode([1.5, [tagged | {"block_size": 2, "medium": "GPU"}]])
+
+
+_SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "arrow": _arrow_seeds,
+    "json": _json_seeds,
+    "ndjson": _ndjson_seeds,
+    "kv_events": _kv_seeds,
+    "otlp_protobuf": _files("otlp/*.pb"),
+    "otlp_json": _files("otlp/*.json", "benchmarks/*otlp*.json"),
+    "prometheus": _files("samples/*.prom"),
+    "router_logs": _files("samples/*.log"),
+    "start_up_log": _files("recordings/*/engine-worker-0.log.gz"),
+    "import": _files("benchmarks/*", "samples/*.prom", "samples/*.jsonl"),
+    "targets": lambda: iter((b'[{"targets": ["a:1"], "labels": {"engine": "vllm"}}]', b"- targets: ['a:1']\n")),
+}
