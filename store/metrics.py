@@ -1,7 +1,7 @@
 """Every definition of design section 4, once: as Python on one row and as SQL over the columns of `request`.
 
 t0 arrival, t1 first token visible, tN last content token visible, tend stream end, all at one vantage; N output
-tokens. A value that cannot be known is null. Every surface (API, pages, metrics, diagnosis, reports) takes its numbers
+tokens. A value that cannot be known is null, and so is a time below zero: its two instants cannot both be right. Every surface (API, pages, metrics, diagnosis, reports) takes its numbers
 from here.
 """
 
@@ -68,11 +68,11 @@ def _span(name: str, doc: str, start: str, end: str) -> Metric:
     """Metric that is the time between two instants of a row."""
 
     def of(row: Row) -> float | None:
-        if row.get(start) is None or row.get(end) is None:
-            return None
-        return float(row[end] - row[start]) / 1e9
+        first, last = row.get(start), row.get(end)
+        return None if first is None or last is None or last < first else float(last - first) / 1e9
 
-    return Metric(name, "s", doc, (start, end), f"(({{r}}{end} - {{r}}{start}) / 1e9)", of)
+    sql = f"(CASE WHEN {{r}}{end} >= {{r}}{start} THEN ({{r}}{end} - {{r}}{start}) / 1e9 END)"
+    return Metric(name, "s", doc, (start, end), sql, of)
 
 
 def _phase(phase: str) -> Metric:
@@ -87,7 +87,7 @@ def _phase(phase: str) -> Metric:
 
 def _tpot(row: Row) -> float | None:
     first, last, count = row.get("first_token_ns"), row.get("last_token_ns"), row.get("output_tokens")
-    if first is None or last is None or count is None or count <= 1:
+    if first is None or last is None or last < first or count is None or count <= 1:
         return None
     return float(last - first) / 1e9 / float(count - 1)
 
@@ -99,7 +99,7 @@ _ALL: Final = (
         "s",
         "TPOT = (tN - t1) / (N - 1), null for N <= 1; the protocol tail never enters",
         ("first_token_ns", "last_token_ns", "output_tokens"),
-        "CASE WHEN {r}output_tokens > 1 THEN ({r}last_token_ns - {r}first_token_ns) / 1e9 / ({r}output_tokens - 1) END",
+        "CASE WHEN {r}output_tokens > 1 AND {r}last_token_ns >= {r}first_token_ns THEN ({r}last_token_ns - {r}first_token_ns) / 1e9 / ({r}output_tokens - 1) END",
         _tpot,
     ),
     _span("e2e_token_s", "E2E_token = tN - t0", "arrival_ns", "last_token_ns"),

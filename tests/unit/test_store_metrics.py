@@ -50,6 +50,17 @@ def test_definitions_on_one_request():
         assert METRICS[name].of(FULL) == pytest.approx(value, abs=1e-12), name
 
 
+@pytest.mark.parametrize("name", ["ttft_s", "tpot_s", "e2e_token_s", "e2e_stream_s", "protocol_tail_s"])
+def test_time_below_zero_is_unknown(name):
+    """Instants in the wrong order (a clock that jumped) make no duration; at the same instant it is 0."""
+    start, end = (METRICS[name].needs[:2]) if name != "protocol_tail_s" else ("last_token_ns", "end_ns")
+    backwards = FULL | {start: 5 * S, end: 5 * S - 1}
+    assert METRICS[name].of(backwards) is None
+    same = FULL | {start: 5 * S, end: 5 * S}
+    assert METRICS[name].of(same) == 0.0
+    assert in_sql(METRICS[name].expression("request"), backwards, same) == [None, 0.0]
+
+
 @pytest.mark.parametrize("tokens", [None, 0, 1])
 def test_tpot_needs_two_tokens(tokens):
     """With one token, none, or an unknown number there is no time per output token."""
