@@ -15,9 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import (
-    F64,
     BlockTotals,
-    Bool,
     Facts,
     LineageFacts,
     MarkFact,
@@ -25,23 +23,26 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
+from diagnosis.load_lineage import ASKED, block_size, knows_workers, lineage, names_blocks
 from diagnosis.load_requests import (
     COLUMNS,
     SERVED_FIRST,
     estimate_computed,
     floats,
+    in_arrival_order,
     is_warmup,
     join_vantages,
     reach,
     seconds_since,
     told_twice,
 )
-from diagnosis.spent import COLD_PERIOD_S
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
+from store.lost_blocks import stored_twice
 from store.one_request import one_requests
 
+NOTHING = np.array(None, dtype=object)
 STEP_NUMBERS = [
     "num_running",
     "num_waiting_prefill",
@@ -60,12 +61,12 @@ STEP_NUMBERS = [
 
 def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     """Facts of one window as seen from `vantage` (client or engine). Raises BadWindow where it holds no request."""
-    table = store.rows(
-        "request", window, COLUMNS, where="vantage = ?", params=[vantage], order_by="arrival_ns, request_id"
+    table = in_arrival_order(
+        store.rows("request", window, [*COLUMNS, "prompt_blocks"], where="vantage = ?", params=[vantage])
     )
     delivered = table.num_rows
     if told_twice(table):
-        table = _merged(store, window, vantage, "arrival_ns, request_id")
+        table = _merged(store, window, vantage, [*COLUMNS, "prompt_blocks"], "arrival_ns, request_id")
     num_again = delivered - table.num_rows
     warm = is_warmup(table)
     num_warmup = int(warm.sum())
@@ -89,7 +90,7 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         engine = store.rows("request", wider, COLUMNS, where="vantage = 'engine'", order_by=SERVED_FIRST)
         engine_merged = told_twice(engine)
         if engine_merged:
-            engine = _merged(store, wider, "engine", SERVED_FIRST)
+            engine = _merged(store, wider, "engine", COLUMNS, SERVED_FIRST)
         engine = engine if engine.num_rows else None
     requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
     workers = _serving(_workers(store, bounds), requests)
@@ -98,7 +99,11 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     marks = _marks(store, bounds, origin)
     blocks = _blocks(store, bounds)
     # without the life of blocks a miss can be joined to nothing
-    facts_lineage = None if blocks is None else _lineage(store, window, vantage, requests, workers)
+    size = block_size(workers) if blocks is not None and names_blocks(table) else None
+    facts_lineage = None
+    if size is not None:
+        stored = stored_twice(store, window, by_worker=knows_workers(table))
+        facts_lineage = lineage(store, window, requests, table.select(ASKED), stored, size)
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     requests = estimate_computed(requests, samples, workers)
@@ -123,9 +128,9 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     )
 
 
-def _merged(store: Store, window: Window, vantage: str, order_by: str) -> pa.Table:
+def _merged(store: Store, window: Window, vantage: str, columns: Sequence[str], order_by: str) -> pa.Table:
     condition, params = queries.window_sql(window, "arrival_ns")
-    return one_requests(store, f"{condition} AND vantage = ?", [*params, vantage], COLUMNS, order_by=order_by)
+    return one_requests(store, f"{condition} AND vantage = ?", [*params, vantage], columns, order_by=order_by)
 
 
 def _steps(store: Store, window: Window, origin: int, names: Sequence[str | None]) -> StepFacts | None:
@@ -198,95 +203,8 @@ def _clock_error(marks: Sequence[MarkFact]) -> float | None:
     return max(known) if known else None
 
 
-def _lineage(
-    store: Store, window: Window, vantage: str, requests: RequestFacts, workers: Sequence[WorkerFacts]
-) -> LineageFacts | None:
-    """Missed full blocks by what had become of them; None where prompts do not name their blocks or the block size is unknown."""
-    sizes = {w.block_size for w in workers if w.block_size}
-    if len(sizes) != 1 or not _names_blocks(store, window, vantage):
-        return None
-    size = sizes.pop()
-    by_worker = queries.knows_workers(store, window, vantage)
-    table, misses = queries.lost_blocks(store, window, vantage, size, by_worker, merged=requests.num_duplicates > 0)
-    lost = np.zeros(len(requests))
-    if table.num_rows:
-        position = pc.index_in(
-            pa.array(requests.request_id, pa.string()), value_set=table["request_id"].combine_chunks()
-        )
-        found = np.asarray(pc.is_valid(position))
-        lost[found] = np.asarray(table["lost"])[np.asarray(position.drop_null())] * size
-    full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
-    missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
-    cleared = _lost_by_reset(store, window, requests, lost)
-    misses = misses.filter(pc.is_in(misses["request_id"], value_set=pa.array(requests.request_id, pa.string())))
-    details = worst_blocks(misses, store, window, by_worker)
-    back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
-    evicted = lost - cleared
-    return LineageFacts(
-        evicted_tokens=evicted,
-        new_tokens=np.clip(missed - lost, 0.0, None),
-        cleared_tokens=cleared,
-        evicted_blocks=int(evicted.sum() / size),
-        back_after_s=float(np.median(back)) if back else None,
-        worst=details,
-        by_worker=by_worker,
-    )
-
-
-def worst_blocks(misses: pa.Table, store: Store, window: Window, by_worker: bool) -> list[dict[str, Any]]:
-    """Blocks lost most often: block_hash, times, request_ids (the first five), back_after_s (median eviction to miss, or None)."""
-    if misses.num_rows == 0:
-        return []
-    misses = misses.sort_by([("at_ns", "ascending"), ("request_id", "ascending")])
-    at, block = np.asarray(misses["at_ns"]), np.asarray(misses["block_hash"])
-    worker = np.asarray(misses["worker"].combine_chunks().dictionary_encode().indices)
-    names = misses["worker"].combine_chunks().dictionary_encode().dictionary.to_pylist()
-    gone = queries.evictions_of(store, window, sorted({int(h) for h in np.unique(block)}))
-    gone_at, gone_block = np.asarray(gone["at_ns"]), np.asarray(gone["block_hash"])
-    gone_worker = np.array(gone["worker"].to_pylist(), dtype=object)
-    out = []
-    for code, name in enumerate(names):
-        for value in np.unique(block[worker == code]):
-            mine = np.flatnonzero((worker == code) & (block == value))
-            theirs = (gone_block == value) & (gone_worker == name if by_worker else True)
-            evicted = np.sort(gone_at[theirs])
-            before = np.searchsorted(evicted, at[mine], "left") - 1
-            back = (at[mine][before >= 0] - evicted[before[before >= 0]]) / 1e9
-            out.append(
-                {
-                    "block_hash": int(value),
-                    "worker": name,
-                    "times": len(mine),
-                    "request_ids": misses["request_id"].take(pa.array(mine[:5])).to_pylist(),
-                    "back_after_s": float(np.median(back)) if len(back) else None,
-                }
-            )
-    return sorted(out, key=lambda row: (-row["times"], row["block_hash"]))
-
-
-def _names_blocks(store: Store, window: Window, vantage: str) -> bool:
-    condition, params = queries.window_sql(window, "arrival_ns")
-    known = store.query(
-        f"SELECT 1 FROM request WHERE {condition} AND vantage = ? AND prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL LIMIT 1",
-        [*params, vantage],
-    )
-    return bool(known.num_rows)
-
-
-def _lost_by_reset(store: Store, window: Window, requests: RequestFacts, lost: F64) -> F64:
-    """Lost tokens of requests that came within the cold period of a cache reset: the reset took them, not an eviction."""
-    out = np.zeros(len(requests))
-    for row in queries.cache_resets(store, window).to_pylist():
-        since = requests.arrival_s - (row["at_ns"] - requests.origin_ns) / 1e9
-        near: Bool = (since >= 0) & (since <= COLD_PERIOD_S)
-        if row["worker"] in requests.worker_names:
-            near &= requests.worker == list(requests.worker_names).index(row["worker"])
-        out[near] = lost[near]
-    return out
-
-
 def _blocks(store: Store, window: Window) -> BlockTotals | None:
-    row = queries.block_totals(store, window).to_pylist()[0]
+    row = queries.block_totals(store, window)
     if not any(row.values()):
         return None
     return BlockTotals(row["stored"], row["evicted"], None, row["cleared"])
@@ -303,7 +221,7 @@ def _visible(
     if requests.gaps is not None:
         seen.add("request.token_ns")
     words = {"request.tenant": requests.tenant, "request.workload": requests.workload}
-    seen |= {name for name, column in words.items() if any(word is not None for word in column)}
+    seen |= {name for name, column in words.items() if (column != NOTHING).any()}
     if steps is not None:
         seen.add("step")
         seen |= {f"step.{name}" for name, values in steps.numbers.items() if np.isfinite(values).any()}

@@ -90,6 +90,14 @@ def reach(window: Window) -> Window:
     )
 
 
+def in_arrival_order(table: pa.Table) -> pa.Table:
+    """The rows by arrival, those of one instant by id: as they are where they came in that order."""
+    arrival = np.asarray(table["arrival_ns"])
+    if bool((arrival[1:] > arrival[:-1]).all()):
+        return table
+    return table.sort_by([("arrival_ns", "ascending"), ("request_id", "ascending")])
+
+
 def told_twice(table: pa.Table) -> bool:
     """Whether any request has several rows here: told by plugin and spans, delivered twice, or tried again."""
     return bool(pc.count_distinct(table["request_id"]).as_py() < table.num_rows)
@@ -144,7 +152,6 @@ def join_vantages(
     code = np.asarray(pc.fill_null(codes.indices, len(names))).astype(np.int64)
     if (code == len(names)).any():
         names.append(None)
-    state = np.asarray(table["state"].to_pylist(), dtype=object)
     num_assumed = int(is_assumed(table).sum())
     return RequestFacts(
         vantage=vantage,
@@ -165,7 +172,7 @@ def join_vantages(
         workload=_objects(table["workload"]),
         session=_objects(table["session_id"]),
         prefix=_objects(table["prefix_hash"]),
-        finished=np.array([s == "finished" for s in state], dtype=bool),
+        finished=np.asarray(pc.fill_null(pc.equal(table["state"], "finished"), False)),
         # gaps are compared at equal concurrency, and who ran beside whom is not known where arrivals are assumed
         gaps=None if num_assumed else _gaps(table, origin),
         sources=sources,
@@ -253,4 +260,9 @@ def floats(column: pa.ChunkedArray) -> F64:
 
 
 def _objects(column: pa.ChunkedArray) -> Obj:
+    """Words, and None for null."""
+    if column.null_count == len(column):
+        return np.full(len(column), None, dtype=object)
+    if pa.types.is_string(column.type) and isinstance(column, pa.ChunkedArray):
+        return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False), dtype=object)
     return np.array(column.to_pylist(), dtype=object)

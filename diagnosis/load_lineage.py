@@ -1,0 +1,102 @@
+"""What became of the prompt blocks that a window's requests missed: evicted, cleared by a reset, or never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
+from diagnosis.spent import COLD_PERIOD_S
+from store.interface import Store, Window
+from store.lineage import cache_resets
+from store.lost_blocks import Stored, evictions_of, lost_blocks
+
+ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
+"""Columns that tell what a request asked of the cache."""
+
+
+def names_blocks(table: pa.Table) -> bool:
+    """Whether any request says which blocks its prompt has, and what it found of them."""
+    return bool(pc.any(pc.and_(pc.is_valid(table["prompt_blocks"]), pc.is_valid(table["cached_tokens"]))).as_py())
+
+
+def knows_workers(table: pa.Table) -> bool:
+    """Whether every request names its worker."""
+    return bool(table["worker"].null_count == 0)
+
+
+def block_size(workers: Sequence[WorkerFacts]) -> int | None:
+    """Tokens a block, where all workers that say so say the same."""
+    sizes = {w.block_size for w in workers if w.block_size}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def lineage(
+    store: Store, window: Window, requests: RequestFacts, asked: pa.Table, stored: Stored, size: int
+) -> LineageFacts:
+    """Missed full blocks by what had become of them. `asked`: rows of the same requests, in their order."""
+    counts, misses = lost_blocks(store, stored, asked, size)
+    lost = counts.astype(np.float64) * size
+    full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
+    missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
+    cleared = _lost_by_reset(store, window, requests, lost)
+    details = _worst_blocks(misses, store, window, requests, by_worker=stored.by_worker)
+    back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
+    evicted = lost - cleared
+    return LineageFacts(
+        evicted_tokens=evicted,
+        new_tokens=np.clip(missed - lost, 0.0, None),
+        cleared_tokens=cleared,
+        evicted_blocks=int(evicted.sum() / size),
+        back_after_s=float(np.median(back)) if back else None,
+        worst=details,
+        by_worker=stored.by_worker,
+    )
+
+
+def _worst_blocks(
+    misses: pa.Table, store: Store, window: Window, requests: RequestFacts, *, by_worker: bool
+) -> list[dict[str, Any]]:
+    """Blocks lost most often: block_hash, times, request_ids (the first five), back_after_s (median eviction to miss, or None)."""
+    if misses.num_rows == 0:
+        return []
+    at, block, row = (np.asarray(misses[name]) for name in ("at_ns", "block_hash", "row"))
+    encoded = misses["worker"].combine_chunks().dictionary_encode()
+    worker, names = np.asarray(encoded.indices), encoded.dictionary.to_pylist()
+    gone = evictions_of(store, window, sorted({int(h) for h in np.unique(block)}))
+    gone_at, gone_block = np.asarray(gone["at_ns"]), np.asarray(gone["block_hash"])
+    gone_worker = np.asarray(pc.index_in(gone["worker"], value_set=encoded.dictionary).fill_null(-1))
+    out = []
+    for code, name in enumerate(names):
+        for value in np.unique(block[worker == code]):
+            mine = np.flatnonzero((worker == code) & (block == value))  # requests are in arrival order
+            theirs = (gone_block == value) & ((gone_worker == code) | (not by_worker))
+            evicted = np.sort(gone_at[theirs])
+            before = np.searchsorted(evicted, at[mine], "left") - 1
+            back = (at[mine][before >= 0] - evicted[before[before >= 0]]) / 1e9
+            out.append(
+                {
+                    "block_hash": int(value),
+                    "worker": name,
+                    "times": len(mine),
+                    "request_ids": requests.request_id[row[mine[:5]]].tolist(),
+                    "back_after_s": float(np.median(back)) if len(back) else None,
+                }
+            )
+    return sorted(out, key=lambda row: (-row["times"], row["block_hash"]))
+
+
+def _lost_by_reset(store: Store, window: Window, requests: RequestFacts, lost: F64) -> F64:
+    """Lost tokens of requests that came within the cold period of a cache reset: the reset took them, not an eviction."""
+    out = np.zeros(len(requests))
+    for row in cache_resets(store, window).to_pylist():
+        since = requests.arrival_s - (row["at_ns"] - requests.origin_ns) / 1e9
+        near: Bool = (since >= 0) & (since <= COLD_PERIOD_S)
+        if row["worker"] in requests.worker_names:
+            near &= requests.worker == list(requests.worker_names).index(row["worker"])
+        out[near] = lost[near]
+    return out
