@@ -16,7 +16,7 @@ from docs import readme
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 COMMAND = re.compile(r"^ {4,}\$?\s*((?:\.venv/bin/)?kvscope [^#|<>\n]+)|`(kvscope [a-z][^`\n]*)`", re.MULTILINE)
