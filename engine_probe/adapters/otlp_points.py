@@ -318,7 +318,7 @@ class _ResourceMetrics(_Json):
 
 
 class _Request(_Json):
-    resource_metrics: list[_ResourceMetrics]
+    resource_metrics: list[_ResourceMetrics] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _DECODER: Final = msgspec.json.Decoder(_Request)
@@ -328,7 +328,10 @@ _KINDS: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary"
 def _json(body: bytes, received_ns: int) -> list[Metrics]:
     try:
         found = []
-        for of_resource in _DECODER.decode(body).resource_metrics:
+        told = _DECODER.decode(body).resource_metrics
+        if told is msgspec.UNSET and msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+            raise ValueError("it has no `resourceMetrics`")  # an empty message is an export of nothing
+        for of_resource in told or ():
             pairs = of_resource.resource.attributes if of_resource.resource is not None else []
             refused: list[str] = []
             points = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,3 +291,14 @@ def test_options_that_make_no_sense(
     ended = kvscope("import", LOGS / "nginx.log", "--run", "a", "--store", tmp_path / "s.duckdb", *arguments)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_the_mapping_on_the_page_works(tmp_path: Path) -> None:
+    """docs/import.md: its example reads a line as it says; 250 ms before 09:00:00.5+01:00, and who after the @."""
+    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    lines = ["2025-11-29T09:00:00.5 250ms 200 ann@acme id-1", "2025-11-29T09:00:01 1ms 301 x y", "noise"]
+    (row,) = mapped(tmp_path, example, *lines)
+    assert (row["end_ns"], row["arrival_ns"]) == (AT + 500_000_000, AT + 250_000_000)
+    assert (row["request_id"], row["tenant"], dict(row["labels"])) == ("id-1", "acme", {"product": "search"})
+    assert all(f"| `{name}` |" in page for name in shipped())
