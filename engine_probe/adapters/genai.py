@@ -1,7 +1,8 @@
 """Spans by OpenTelemetry's GenAI conventions, of any SDK -> `request` rows: which attribute fills which column, as data.
 
-A client span (kind CLIENT or INTERNAL) is what an application saw: vantage `client`. A span of kind SERVER, or with
-`gen_ai.server.*`, is what the server says of itself: vantage `engine`, its `service.name` the worker. Each column
+A client span (kind CLIENT or INTERNAL) is what an application saw: vantage `client`. A span of kind SERVER, with
+`gen_ai.server.*`, or of SGLang's own (`sglang_spans`) is what the server says of itself: vantage `engine`, its
+`service.name` the worker. Each column
 lists the attributes that tell it, the current name first, then deprecated ones and those of widespread instrumentations
 from before the conventions. Agents, tools and retrievals are not requests. Invariants: prompts and answers
 (`gen_ai.input.messages`, `gen_ai.prompt.*`, ...) are never read; an attribute of another type than the convention says
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from engine_probe.adapters import sglang_spans
 from engine_probe.adapters.vllm import normalise_request_id
 
 SERVER_KIND: Final = 2
@@ -61,7 +63,7 @@ WANTED: Final = frozenset(
         STATUS, ERROR, TEMPLATE, SERVER,
     )
     for name in names
-)  # fmt: skip
+) | sglang_spans.WANTED  # fmt: skip
 """Attributes that are looked at; a decoder may skip all others."""
 
 CHUNK_EVENTS: Final = frozenset(
@@ -112,7 +114,8 @@ def request_row(
     kind      the span's kind as OTLP numbers it      failed    its status message where its status is an error
     chunk_ns  instants of CHUNK_EVENTS                received_ns  stands in where the span has no usable end
     """
-    is_server = kind == SERVER_KIND or any(name in attributes for name in ONLY_SERVER)
+    is_sglang = sglang_spans.is_root(attributes)
+    is_server = kind == SERVER_KIND or is_sglang or any(name in attributes for name in ONLY_SERVER)
     start = start_ns if 0 < start_ns <= _INT64_MAX else None
     end = end_ns if 0 < end_ns <= _INT64_MAX else None
     at_ns = end or received_ns
@@ -155,6 +158,7 @@ def request_row(
         "finish_reason": _finish(attributes),
         **ending,
         **_tokens(attributes, arrival_ns, end, output, chunk_ns, comes_whole=comes_whole),
+        **(sglang_spans.columns(attributes, arrival_ns) if is_sglang else {}),
     }
     return {key: value for key, value in row.items() if value is not None}
 

@@ -91,15 +91,16 @@ LOG: Final = Provides(
 OTLP: Final = Provides(
     engine="sglang",
     source="otlp",
-    needs="`--enable-trace --otlp-traces-endpoint HOST:PORT` and `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf`",
+    needs="`--enable-trace --otlp-traces-endpoint URL` and `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf`",
     names=names(
         """request: worker at_ns request_id vantage state engine model labels trace_id generation_id arrival_ns
-        first_token_ns last_token_ns end_ns decode_s prompt_tokens cached_tokens computed_tokens output_tokens
-        finish_reason"""
+        first_token_ns last_token_ns end_ns frontend_s decode_s prompt_tokens cached_tokens computed_tokens
+        output_tokens finish_reason"""
     ),
     caveats={
-        "request.worker": "`OTEL_SERVICE_NAME`, or the receiver's name for it; data-parallel ranks are not told apart",
-        "request.first_token_ns": "queue and prefill are told as one span of time and are not split",
+        "request.worker": "`--otlp-service-name` or `OTEL_SERVICE_NAME` (default: `sglang`, whichever instance), or the "
+        "receiver's name for it; data-parallel ranks are not told apart",
+        "request.first_token_ns": "queue and prefill are told as one time and are not split",
     },
 )
 
