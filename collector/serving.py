@@ -19,11 +19,14 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+from collector import problems
 from collector.services import Services
 from collector.settings import Settings
-from engine_probe.errors import CannotListen, UsageError
+from engine_probe.errors import BadRequest, CannotListen, NotReady, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +79,9 @@ def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
     class Protocol(PatientH11):
         header_timeout_s = server.header_timeout_s
 
+    doorway = Doorway(app, server.max_connections)
     config = uvicorn.Config(
-        app,
+        doorway,
         http=Protocol,
         ws="none",
         loop="asyncio",
@@ -85,11 +89,12 @@ def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=server.max_connections,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=CLOSING_S,
     )
-    return DrainingServer(config, app, server.drain_timeout_s)
+    made = DrainingServer(config, app, server.drain_timeout_s)
+    doorway.state = made.server_state
+    return made
 
 
 def _calm_garbage_collector() -> None:
@@ -138,6 +143,29 @@ class DrainingServer(uvicorn.Server):
         return services
 
 
+class Doorway:
+    """Outermost layer: 503 where too many are connected, and HEAD is GET (uvicorn leaves the body of its answer out)."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self.app = app
+        self._most = most
+        self.state: ServerState | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if self.state is not None and max(len(self.state.connections), len(self.state.tasks)) > self._most:
+                full = NotReady(
+                    f"{self._most} connections are open, and no more fit (KVSCOPE_SERVER__MAX_CONNECTIONS); ask again later",
+                    retry_after_s=1,
+                    limit=self._most,
+                )
+                await problems.response(full, {"Connection": "close"})(scope, receive, send)
+                return
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
+
+
 class PatientH11(H11Protocol):
     """uvicorn's h11 protocol with an end to its patience.
 
@@ -159,6 +187,16 @@ class PatientH11(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets the problem document of any other bad request."""
+        answer = problems.response(
+            BadRequest(f"what came is no sound HTTP/1.1 request: {msg}"), {"Connection": "close"}
+        )
+        head = h11.Response(status_code=answer.status_code, headers=answer.raw_headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def _await_headers(self) -> None:
         """The timer runs while, and only while, the peer owes headers or the rest of an answered body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -117,6 +118,39 @@ def test_endless_headers_are_refused(guarded: Collector) -> None:
         assert connection.recv(1000)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,
+    ],
+    ids=["no host", "negative length", "two lengths", "encoded transfer", "TLS"],
+)
+def test_what_is_no_http_is_a_problem_too(guarded: Collector, sent: bytes) -> None:
+    """One language for every error, also for what never reaches a route."""
+    with socket.create_connection(guarded.address, timeout=10) as connection:
+        connection.sendall(sent)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head.lower()
+    assert json.loads(body)["type"] == "urn:kvscope:error:bad-request"
+
+
+def test_head_is_get_without_a_body(guarded: Collector) -> None:
+    """Probes and `curl -I` ask with HEAD: the status and the headers of GET, on every route; a token is asked for."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    for path in ("/healthz", "/readyz", "/metrics", "/", "/openapi.json", "/api/v1/requests?limit=1"):
+        answer = guarded.client.head(path, headers=headers)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert int(answer.headers["content-length"]) > 0
+    assert guarded.client.head("/metrics").status_code == 401
+    assert guarded.client.head("/v1/events", headers=headers).status_code == 405
+
+
 def test_connections_beyond_the_limit_are_503(tmp_path: Path) -> None:
     """More connections than the setting are told so."""
     with (
@@ -126,7 +160,9 @@ def test_connections_beyond_the_limit_are_503(tmp_path: Path) -> None:
         socket.create_connection(collector.address),
     ):
         time.sleep(0.1)
-        assert httpx.get(f"{collector.url}/healthz", trust_env=False).status_code == 503
+        answer = httpx.get(f"{collector.url}/healthz", trust_env=False)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert (answer.json()["limit"], answer.headers["retry-after"]) == (3, "1")
 
 
 def test_bodies_of_questions_are_bounded_too(guarded: Collector) -> None:
