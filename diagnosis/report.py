@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed, tentative
+from diagnosis.wording import (
+    BEYOND_NOISE,
+    interval,
+    metric_name,
+    quantile_name,
+    seconds,
+    share_words,
+    signed,
+    tentative,
+)
 
 
 def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
@@ -141,8 +150,9 @@ def _side_effects(verdict: Mapping[str, Any]) -> str:
         bounds = r["interval_95"]
         shown = f"{bounds[0]:.4g} to {bounds[1]:.4g}" if bounds and None not in bounds else "-"
         values = ["unknown" if r[key] is None else f"{r[key]:.4g}" for key in ("baseline", "suspect")]
-        rows.append([r["metric"], *values, shown])
-    return _table(["metric", "baseline", "suspect", "difference, 95 %"], rows)
+        rows.append([r["metric"], *values, shown, BEYOND_NOISE if r.get("changed") else ""])
+    said = f"{BEYOND_NOISE}: among all of these, at most 5 % of what is so called is chance.\n\n"
+    return said + _table(["metric", "baseline", "suspect", "difference, 95 %", ""], rows)
 
 
 def _next(verdict: Mapping[str, Any]) -> str:

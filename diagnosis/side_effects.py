@@ -1,14 +1,22 @@
-"""What else moved while the metric moved: the other latencies, throughput and errors, each with its interval."""
+"""What else moved while the metric moved: the other latencies, throughput and errors, each with its interval.
+
+Many differences are looked at together, and of twenty that are none one has an interval without 0. So a row is called
+`changed` only where its p-value stands among all the others' (`draws.false_discoveries`): at most 5 % of what is called
+changed is chance. Intervals are each row's own.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from diagnosis.draws import false_discoveries, normal_p
 from diagnosis.facts import Facts
 from diagnosis.ledger import judged_values, metric_values
+from diagnosis.quantiles import nearest_rank
 from diagnosis.significance import compare
 from store.metrics import PRESET_SLOS
 
@@ -17,23 +25,28 @@ LIMITED = {"ttft": "ttft", "tpot": "tpot", "e2e_token": "e2e"}
 """What an SLO limits, and the metric of ours that it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in both windows. interval_95 of suspect - baseline and p_value of "no difference": None where nothing tells."""
+
+    metric: str
+    baseline: float
+    suspect: float
+    interval_95: tuple[float, float] | None = None
+    p_value: float | None = None
+
+
 def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[dict[str, Any]]:
-    """Rows of {metric, baseline, suspect, interval_95}: mean and P95 of the other latencies (s), requests/s, tokens/s, goodput, failures."""
-    rows: list[dict[str, Any]] = []
+    """Rows of {metric, baseline, suspect, interval_95, p_value, changed}: mean and P95 of the other latencies (s), requests/s,
+    tokens/s, goodput, failures. `changed` None: nothing tells."""
+    rows: list[Difference] = []
     for name in ("ttft", "tpot", "e2e"):
-        if name == metric:
-            continue
-        a, b = (v[np.isfinite(v) & (v >= 0)] for v in (judged_values(base, name), judged_values(suspect, name)))
-        if len(a) == 0 or len(b) == 0:
-            continue
-        found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed)
-        rows.append(_row(f"{name}_mean_s", float(a.mean()), float(b.mean()), found.mean_interval_95))
-        p95 = np.sort(b)[math.ceil(0.95 * len(b)) - 1]
-        rows.append(_row(f"{name}_p95_s", float(p95 - found.delta_s), float(p95), found.interval_95))
+        if name != metric:
+            rows += _latency(base, suspect, name, seed)
     rows.append(_rate("requests_per_s", len(base.requests), base.duration_s, len(suspect.requests), suspect.duration_s))
-    tokens = [np.nansum(f.requests.get("output_tokens")) for f in (base, suspect)]
+    tokens = [float(np.nansum(f.requests.get("output_tokens"))) for f in (base, suspect)]
     if min(tokens) > 0:
-        rows.append(_row("output_tokens_per_s", tokens[0] / base.duration_s, tokens[1] / suspect.duration_s, None))
+        rows.append(Difference("output_tokens_per_s", tokens[0] / base.duration_s, tokens[1] / suspect.duration_s))
     goodput = [_num_good(facts) for facts in (base, suspect)]
     if goodput[0] is not None and goodput[1] is not None:
         rows.append(_rate("goodput_per_s", goodput[0], base.duration_s, goodput[1], suspect.duration_s))
@@ -42,7 +55,26 @@ def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[di
             "unfinished_ratio", base.num_unfinished, len(base.requests), suspect.num_unfinished, len(suspect.requests)
         )
     )
-    return rows
+    return marked(rows)
+
+
+def marked(rows: list[Difference]) -> list[dict[str, Any]]:
+    """The rows as documents, with what stands of them when they are all looked at together."""
+    told = [row for row in rows if row.p_value is not None]
+    stands = dict(
+        zip((row.metric for row in told), false_discoveries([row.p_value or 0.0 for row in told]), strict=True)
+    )
+    return [{**asdict(row), "changed": stands.get(row.metric)} for row in rows]
+
+
+def _latency(base: Facts, suspect: Facts, name: str, seed: int) -> list[Difference]:
+    a, b = (v[np.isfinite(v) & (v >= 0)] for v in (judged_values(base, name), judged_values(suspect, name)))
+    if len(a) == 0 or len(b) == 0:
+        return []
+    found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed)
+    p95 = nearest_rank(b, "0.95")
+    mean = Difference(f"{name}_mean_s", float(a.mean()), float(b.mean()), found.mean_interval_95, found.p_mean)
+    return [mean, Difference(f"{name}_p95_s", p95 - found.delta_s, p95, found.interval_95, found.p_quantile)]
 
 
 def _num_good(facts: Facts) -> int | None:
@@ -65,19 +97,15 @@ def _num_good(facts: Facts) -> int | None:
     return int(good.sum())
 
 
-def _row(metric: str, base: float, suspect: float, interval: tuple[float, float] | None) -> dict[str, Any]:
-    return {"metric": metric, "baseline": float(base), "suspect": float(suspect), "interval_95": interval}
-
-
-def _rate(metric: str, n_b: int, s_b: float, n_s: int, s_s: float) -> dict[str, Any]:
+def _rate(metric: str, n_b: int, s_b: float, n_s: int, s_s: float) -> Difference:
     """Difference of two Poisson rates; normal interval."""
     a, b = n_b / max(s_b, 1e-9), n_s / max(s_s, 1e-9)
-    half = 1.96 * math.sqrt(n_b / max(s_b, 1e-9) ** 2 + n_s / max(s_s, 1e-9) ** 2)
-    return _row(metric, a, b, (b - a - half, b - a + half))
+    error = math.sqrt(n_b / max(s_b, 1e-9) ** 2 + n_s / max(s_s, 1e-9) ** 2)
+    return Difference(metric, a, b, (b - a - 1.96 * error, b - a + 1.96 * error), normal_p(b - a, error))
 
 
-def _share(metric: str, k_b: int, n_b: int, k_s: int, n_s: int) -> dict[str, Any]:
-    """Difference of two shares; Newcombe's interval from Wilson scores."""
+def _share(metric: str, k_b: int, n_b: int, k_s: int, n_s: int) -> Difference:
+    """Difference of two shares; Newcombe's interval from Wilson scores, p-value of the score test."""
 
     def wilson(k: int, n: int) -> tuple[float, float, float]:
         p, z = k / n, 1.96
@@ -87,10 +115,7 @@ def _share(metric: str, k_b: int, n_b: int, k_s: int, n_s: int) -> dict[str, Any
 
     a, low_a, high_a = wilson(k_b, n_b)
     b, low_b, high_b = wilson(k_s, n_s)
-    difference = b - a
-    return _row(
-        metric,
-        a,
-        b,
-        (difference - math.hypot(b - low_b, high_a - a), difference + math.hypot(high_b - b, a - low_a)),
-    )
+    difference, pooled = b - a, (k_b + k_s) / (n_b + n_s)
+    interval = (difference - math.hypot(b - low_b, high_a - a), difference + math.hypot(high_b - b, a - low_a))
+    error = math.sqrt(pooled * (1 - pooled) * (1 / n_b + 1 / n_s))
+    return Difference(metric, a, b, interval, normal_p(difference, error))

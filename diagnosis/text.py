@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diagnosis.wording import interval, metric_name, quantile_name, seconds, share_words, signed, tentative
+from diagnosis.wording import (
+    BEYOND_NOISE,
+    interval,
+    metric_name,
+    quantile_name,
+    seconds,
+    share_words,
+    signed,
+    tentative,
+)
 
 WIDTH = 80
 STATUS = {
@@ -165,9 +174,11 @@ def _side_effects(verdict: Mapping[str, Any]) -> str:
                 show(row["baseline"]),
                 show(row["suspect"]),
                 f"{show(bounds[0])} to {show(bounds[1])}" if known else "-",
+                "*" if row.get("changed") else "",
             ]
         )
-    return "Meanwhile\n" + table(["", "baseline", "suspect", "difference, 95 %"], rows) if rows else ""
+    title = f"Meanwhile (* {BEYOND_NOISE}, among all of these)"
+    return title + "\n" + table(["", "baseline", "suspect", "difference, 95 %", ""], rows) if rows else ""
 
 
 def _quality(page: _Page, verdict: Mapping[str, Any]) -> str:

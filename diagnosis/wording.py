@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+BEYOND_NOISE = "beyond noise"
+"""A side effect that stands when all of them are looked at together."""
+
 
 def seconds(value: float | None) -> str:
     """0.0123 -> '12 ms', 1.2345 -> '1.23 s'; unknown is 'unknown'."""

@@ -203,9 +203,9 @@ def verdict(**known: Any) -> Verdict:
             named("slow_steps", share_p99=None, confidence=0.3, confidence_word="low"),
         ],
         "side_effects": [
-            {"metric": "tpot_mean_s", "baseline": 0.01, "suspect": 0.012, "interval_95": (0.001, 0.003)},
-            {"metric": "requests_per_s", "baseline": 2.0, "suspect": 1.97, "interval_95": None},
-            {"metric": "unfinished_ratio", "baseline": 0.0, "suspect": nan, "interval_95": (nan, nan)},
+            _effect("tpot_mean_s", 0.01, 0.012, (0.001, 0.003), 0.001, changed=True),
+            _effect("requests_per_s", 2.0, 1.97, None, None, changed=None),
+            _effect("unfinished_ratio", 0.0, nan, (nan, nan), 0.5, changed=False),
         ],
         "unexplained": {"mean_s": 0.02, "p99_s": 0.04, "judged_s": 0.04, "share_p99": 0.2},
         "excluded": [{"cause": "load_step", "because": "the offered load did not grow: 2 requests/s"}],
@@ -229,6 +229,19 @@ def verdict(**known: Any) -> Verdict:
         "calibration": {"prefill_s_per_token": 0.0002, "slow_factor": 1.02, "compared": 500, "source": "steps"},
     }
     return Verdict(**(plain | known))
+
+
+def _effect(
+    metric: str,
+    base: float,
+    suspect: float,
+    interval: tuple[float, float] | None,
+    p_value: float | None,
+    *,
+    changed: bool | None,
+) -> dict[str, Any]:
+    values = {"metric": metric, "baseline": base, "suspect": suspect}
+    return values | {"interval_95": interval, "p_value": p_value, "changed": changed}
 
 
 def _side(run: str | None, start_s: int, length_s: int) -> dict[str, Any]:

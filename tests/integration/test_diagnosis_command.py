@@ -91,7 +91,8 @@ def test_json_is_one_document_with_the_design_s_keys(diagnose: Run) -> None:
     assert {"cause", "mean_s", "p99_s", "es_s", "interval_95"} <= set(document["attribution"][0])
     assert set(document["excluded"][0]) == {"cause", "because"}
     assert set(document["quality"][0]) == {"check", "status", "statement"}
-    assert set(document["side_effects"][0]) == {"metric", "baseline", "suspect", "interval_95"}
+    keys = {"metric", "baseline", "suspect", "interval_95", "p_value", "changed"}
+    assert set(document["side_effects"][0]) == keys
 
 
 def test_no_sql(diagnose: Run) -> None:
