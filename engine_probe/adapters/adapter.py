@@ -41,6 +41,7 @@ class Discovery:
 
     kv_sources     KV-event publishers by rank, in vLLM's form; {} where they are off, None where it is not told
     plugin_worker  name under which a probe inside the engine reports, None where there is none
+    worker         name under which its router knows it, None where it has none
     details        what only this engine's adapter understands
     """
 
@@ -52,6 +53,7 @@ class Discovery:
     ranks: list[str] = field(default_factory=list)
     prefix_caching: bool | None = None
     plugin_worker: str | None = None
+    worker: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

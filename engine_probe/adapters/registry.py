@@ -16,6 +16,7 @@ from engine_probe.adapters.prometheus import Page
 from engine_probe.errors import UsageError
 
 ENGINES: Final[dict[str, str]] = {
+    "dynamo": "engine_probe.adapters.dynamo:DynamoAdapter",
     "vllm-stack": "engine_probe.adapters.vllm_stack:VllmStackAdapter",
     "vllm-router": "engine_probe.adapters.routers:VllmRouterAdapter",
     "sglang-router": "engine_probe.adapters.routers:SglangRouterAdapter",

@@ -17,7 +17,7 @@ from typing import Any, Final
 from engine_probe.adapters.adapter import Rows
 from engine_probe.adapters.vllm import normalise_request_id
 
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP: Final = re.compile(r"^\s*(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d{1,9})?Z?")
 _SGLANG: Final = re.compile(r'request_id="(?P<id>[^"]{1,256})"[^}]*\}: .*?Sending request url=(?P<url>\S{1,512})')
 _HASHED: Final = re.compile(
@@ -49,7 +49,7 @@ class RouterLog:
 
     def feed(self, line: str) -> Rows:
         """One line; a `route` row where it tells a decision."""
-        row = self.decision(_COLOUR.sub("", line))
+        row = self.decision(COLOUR.sub("", line))
         return {} if row is None else {"route": [{"router": self._router, "policy": self.policy, **row}]}
 
     def worker_facts(self) -> dict[str, Any]:

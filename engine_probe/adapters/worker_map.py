@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from engine_probe.errors import UsageError
 
@@ -54,6 +55,19 @@ class WorkerMap:
                 if filled:
                     return filled
         return None
+
+    def renamed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row of a router's log with the workers that rules name (`worker_id:ID=NAME`) under these names."""
+        if not self.rules:
+            return row
+        names = {name: self._known_as(row.get(name)) for name in ("worker", "chosen") if row.get(name)}
+        candidates = row.get("candidates")
+        if isinstance(candidates, list):
+            names["candidates"] = [{**one, "worker": self._known_as(one.get("worker"))} for one in candidates]
+        return {**row, **names}
+
+    def _known_as(self, worker: Any) -> Any:
+        return self.worker({"worker_id": worker, "worker": worker}) or worker if isinstance(worker, str) else worker
 
 
 def own_label(labels: Mapping[str, str], name: str) -> str | None:

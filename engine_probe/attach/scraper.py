@@ -73,8 +73,9 @@ class Scraper:
 
     @property
     def worker(self) -> str:
-        """The name of the instance: given, or told by the plugin inside it, or the host and port of its address."""
-        return self._given_worker or self.discovery.plugin_worker or self._client.url.partition("://")[2]
+        """The name of the instance: given, or told by the plugin inside it or its router, or its address."""
+        seen = self.discovery
+        return self._given_worker or seen.plugin_worker or seen.worker or self._client.url.partition("://")[2]
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -166,7 +167,7 @@ class Scraper:
             return {}
         told = self._log.poll()
         for kind, rows in self._log.drain().items():
-            self._funnel.put_rows(kind, rows)
+            self._funnel.put_rows(kind, [self._map.renamed(row) for row in rows])
         return told
 
     def _check(self, page: Page) -> None:

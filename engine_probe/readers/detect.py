@@ -24,6 +24,7 @@ from engine_probe.readers.benchmarks import (
     summaries,
     vllm_bench,
 )
+from engine_probe.readers.engine_log import EngineLog
 from engine_probe.readers.lines import head
 from engine_probe.readers.mapped import MappedLog
 from engine_probe.readers.mapping import load_mapping
@@ -72,6 +73,7 @@ FORMATS: Final = {
         Format("otlp", otlp_files.OtlpFile, "OTLP JSON lines (spans and metrics)"),
         Format("prometheus", lambda path: pages.PageFiles([path]), "Prometheus text"),
         Format("scrapes", pages.ScrapeLog, "log of metrics scrapes"),
+        Format("dynamo-log", lambda path: EngineLog(path, "dynamo", "Dynamo log"), "Dynamo's log or request trace"),
         Format("events", lambda path: events.EventFiles([path], path.parent), "NDJSON or Parquet events"),
     )
 }  # fmt: skip
@@ -238,6 +240,7 @@ def _by_keys(found: tuple[str, ...], header: tuple[str, ...]) -> str | None:
         ("aiperf", {"metadata", "metrics"} <= keys),
         ("aiperf-summary", "aiperf_version" in keys),
         ("genai-perf-summary", "input_config" in keys and bool(keys & {"request_throughput", "request_latency"})),
+        ("dynamo-log", {"timestamp", "event"} == keys or {"schema", "event_type", "event_time_unix_ms"} <= keys),
         ("otlp", bool(keys & {"resourceSpans", "resourceMetrics"})),
         ("azure-llm", set(csv_traces.AZURE) <= cells),
         ("burstgpt", set(csv_traces.BURST) <= cells),
