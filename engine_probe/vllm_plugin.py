@@ -9,6 +9,7 @@ and says so with a `gap` mark. Without KVSCOPE_URL, or with KVSCOPE_OFF=1, it do
     KVSCOPE_TOKEN      token of the collector
     KVSCOPE_WORKER     name of this engine; the same name must be given to `kvscope attach` (which reads it by itself)
     KVSCOPE_SPOOL_DIR  folder that keeps rows while the collector is away
+    KVSCOPE_SAMPLE     share of the requests whose rows are kept, such as 0.1 (chosen by id, as every other probe chooses)
     KVSCOPE_OFF        1 switches the plugin off
 
 Source: vLLM 0.32.0 `v1/metrics/loggers.py`; reference 4.7 for the other releases.
@@ -29,8 +30,9 @@ from urllib.parse import unquote, urlsplit
 
 from engine_probe.adapters.vllm import worker_name
 from engine_probe.attach.names import folder_name, source_name, spool_folder
-from engine_probe.errors import ProbeError
+from engine_probe.errors import ProbeError, UsageError
 from engine_probe.outbox import Outbox
+from engine_probe.sampling import Sampling
 from engine_probe.vllm_facts import Geometry, attribute, geometry_of, read, worker_row
 from engine_probe.vllm_stats import FirstTokens, StepRows, cache_was_reset, request_rows
 
@@ -104,7 +106,22 @@ def open_tap(vllm_config: Any, engine_index: int, env: Mapping[str, str]) -> Eng
         source = source_name("vllm", worker, f"frontend{read(vllm_config, 'parallel_config._api_process_rank') or 0}")
     sink = make_sink(url, source, env.get("KVSCOPE_TOKEN"), env.get("KVSCOPE_SPOOL_DIR"))
     log.info("kvscope records worker %s to %s", worker, url)
-    return EngineTap(vllm_config, worker, Outbox(sink, log=log), publish=PrometheusFacts(worker, engine_index))
+    return EngineTap(
+        vllm_config,
+        worker,
+        Outbox(sink, log=log),
+        publish=PrometheusFacts(worker, engine_index),
+        sampling=sampling_of(env.get("KVSCOPE_SAMPLE", "")),
+    )
+
+
+def sampling_of(text: str) -> Sampling:
+    """The share that KVSCOPE_SAMPLE asks for; all where it asks for none, or for one that makes no sense."""
+    try:
+        return Sampling(float(text)) if text.strip() else Sampling()
+    except (ValueError, UsageError):
+        log.warning("KVSCOPE_SAMPLE is %r; expected a share above 0, at most 1. All requests are kept.", text[:40])
+        return Sampling()
 
 
 def default_worker(argv: Sequence[str], host: str) -> str:
@@ -144,7 +161,9 @@ class EngineTap:
         *,
         clock: Callable[[], int] = time.time_ns,
         publish: PrometheusFacts | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
+        self._sampling = sampling or Sampling()
         self._config = vllm_config
         self._worker = worker
         self._outbox = outbox
@@ -167,7 +186,8 @@ class EngineTap:
             if iteration_stats is not None:
                 self._first_tokens.note(iteration_stats)
                 for row in request_rows(iteration_stats, self._worker, self._geometry, at_ns, self._first_tokens):
-                    self._outbox.put("request", row)
+                    if self._sampling.keeps_request(row["request_id"]):
+                        self._outbox.put("request", row | {"sample_rate": self._sampling.sample_rate})
             if scheduler_stats is not None:
                 self._outbox.put("step", self._steps.row(scheduler_stats, iteration_stats, at_ns))
                 if cache_was_reset(scheduler_stats):

@@ -14,7 +14,8 @@ import pytest
 from engine_probe import outbox as outbox_module
 from engine_probe.errors import ProbeError
 from engine_probe.outbox import Outbox
-from engine_probe.vllm_plugin import EngineTap, KvscopeStatLogger, default_worker, make_sink, open_tap
+from engine_probe.sampling import Sampling
+from engine_probe.vllm_plugin import EngineTap, KvscopeStatLogger, default_worker, make_sink, open_tap, sampling_of
 
 NOW = 1_700_000_000_000_000_000
 
@@ -66,6 +67,32 @@ def test_steps_and_requests_arrive_in_the_sink(sink: ListSink, outbox: Outbox) -
     assert [row["step"] for row in sink.rows("step")] == [0, 1]
     assert [row["request_id"] for row in sink.rows("request")] == ["a"]
     assert tap.errors == {}
+
+
+def test_a_share_of_the_requests_is_kept_by_their_ids(sink: ListSink) -> None:
+    """The very requests that every other probe keeps at this rate, with the rate in the row; steps are never left out."""
+    box = Outbox(sink, max_rows=1000, flush_s=3600)
+    sampling = Sampling(0.25)
+    tap = EngineTap(Fake(), "w", box, clock=lambda: NOW, sampling=sampling)
+    for number in range(200):
+        request = Fake(e2e_latency=1.0, request_id=f"cmpl-r{number}-0", finish_reason="stop")
+        tap.record(
+            scheduler(), Fake(iteration_timestamp=NOW / 1e9, finished_requests=[request], num_generation_tokens=1)
+        )
+    box.close()
+    kept = [f"r{number}" for number in range(200) if sampling.keeps_request(f"r{number}")]
+    assert 20 < len(kept) < 90
+    assert [(row["request_id"], row["sample_rate"]) for row in sink.rows("request")] == [(id_, 0.25) for id_ in kept]
+    assert len(sink.rows("step")) == 200
+    assert {row["sample_rate"] for row in sink.rows("step")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("", 1.0), ("0.1", 0.1), ("0", 1.0), ("7", 1.0), ("much", 1.0), ("nan", 1.0)]
+)
+def test_a_share_that_makes_no_sense_keeps_all(text: str, rate: float) -> None:
+    """A wrong setting must not lose rows."""
+    assert sampling_of(text).rate == rate
 
 
 def test_engine_initialized_tells_geometry(sink: ListSink, outbox: Outbox) -> None:
