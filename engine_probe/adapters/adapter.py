@@ -138,6 +138,8 @@ class Adapter:
     """Its page in docs."""
     serves: ClassVar[bool] = True
     """False for what serves no requests (a host's exporter, a metrics server): its restart is no worker's restart."""
+    is_nameless: ClassVar[bool] = False
+    """True where its rows are about others (a host's, a GPU's) and have no worker but by label, rule or `--worker`."""
 
     def recognises(self, page: Page) -> bool:
         """Whether this engine made the page."""

@@ -17,6 +17,7 @@ class HostAdapter(Adapter):
     """One kind of exporter. `sights`: subject -> (canonical names that show it, what opens it)."""
 
     serves = False
+    is_nameless = True
     what: ClassVar[str]
     """What its numbers are about, for the first line."""
     sights: ClassVar[Mapping[str, tuple[tuple[str, ...], str]]]

@@ -26,6 +26,8 @@ ENGINES: Final[dict[str, str]] = {
     "trtllm": "engine_probe.adapters.trtllm:TrtllmAdapter",
     "triton-trtllm": "engine_probe.adapters.triton:TritonAdapter",
     "tgi": "engine_probe.adapters.tgi:TgiAdapter",
+    "lmcache": "engine_probe.adapters.lmcache:LmcacheAdapter",
+    "mooncake": "engine_probe.adapters.mooncake:MooncakeAdapter",
     "dcgm": "engine_probe.adapters.dcgm:DcgmAdapter",
     "nvidia-smi": "engine_probe.adapters.nvidia_smi:NvidiaSmiAdapter",
     "node": "engine_probe.adapters.node_exporter:NodeAdapter",

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine_probe.adapters import lmcache
 from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, LogReader, Surroundings, cards
 from engine_probe.adapters.metric_names import MetricNames
 from engine_probe.adapters.prometheus import Page
@@ -96,7 +97,7 @@ class SglangAdapter(Adapter):
 
     engine = ENGINE
     title = "SGLang"
-    tables = (NAMES,)
+    tables = (NAMES, lmcache.NAMES)
     provides = PROVIDES
     metrics_flag = "--enable-metrics"
     guide = "docs/engines/sglang.md"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from engine_probe.adapters import lmcache
 from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, LogReader, Surroundings, cards
 from engine_probe.adapters.metric_names import SUFFIXES, MetricNames
 from engine_probe.adapters.prometheus import Page
@@ -114,7 +115,7 @@ class VllmAdapter(Adapter):
 
     engine = ENGINE
     title = "vLLM"
-    tables = (NAMES,)
+    tables = (NAMES, lmcache.NAMES)
     provides = PROVIDES
     guide = "docs/attach-vllm.md"
 
@@ -168,8 +169,9 @@ class VllmAdapter(Adapter):
 
     def log_reader(self, worker: str) -> LogReader:
         from engine_probe.adapters.geometry import StartupLog
+        from engine_probe.adapters.lmcache_log import BesideEngine, LmcacheLog
 
-        return StartupLog()
+        return BesideEngine(StartupLog(), LmcacheLog(worker))
 
     def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
         from engine_probe.adapters.vllm_sight import describe

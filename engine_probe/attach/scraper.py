@@ -97,7 +97,7 @@ class Scraper:
         self._check(page)
         self.discovery = self.adapter.discover(self._client, page)
         serves = self.adapter.serves
-        whose = self.worker if serves else self._given_worker
+        whose = self._given_worker if self.adapter.is_nameless else self.worker
         drops = HOST_PREFIXES if serves else (*HOST_PREFIXES, "process_")
         tables = self.adapter.tables
         self._mapper = SampleMapper(whose, tables, drop_prefixes=drops, names_worker=self._map.worker)

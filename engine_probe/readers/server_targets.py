@@ -147,7 +147,8 @@ class ServerTargets:
 
         maker = recognise(page)
         serves = maker is not None and maker.serves
-        named = serves or maker is None or self._map.worker(target.labels) is not None
+        is_nameless = maker is not None and maker.is_nameless
+        named = not is_nameless or self._map.worker(target.labels) is not None
         target.pages = ScrapeTarget(target.worker if named else None, names_worker=self._map.worker)
         target.lives = Lives(target.worker) if serves else None
 
