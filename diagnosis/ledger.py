@@ -18,7 +18,8 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s, counted
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
-from diagnosis.spent import Context, own_work
+from diagnosis.spent import Context, own_work, token_s
+from diagnosis.step_work import AGAIN
 from diagnosis.timeline import Spent, Timeline
 
 STALL = 8.0
@@ -79,7 +80,7 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     values = judged_values(facts, metric)
     keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
     spent = own_work(facts, context)
-    lines = timelines.build_all(facts, spent, context.most_running)
+    lines = timelines.build_all(facts, spent, context.most_running, token_s(context))
     sheet = Sheet(len(facts.requests))
     if metric in ("ttft", "e2e"):
         _write_ttft(sheet, facts, spent, lines, context)
@@ -272,6 +273,9 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
+    if AGAIN in shared:  # what it computed again itself lies in its own stall
+        own = r.get("recomputed_tokens") * (token_s(context) or 0.0)
+        shared[AGAIN] = np.clip(shared[AGAIN] - np.where(np.isfinite(own), own, stalls), 0.0, None)
     for name, seconds in shared.items():
         left = sheet.carve(left, name, seconds * (1.0 - slow))
     tokens = r.get("output_tokens")

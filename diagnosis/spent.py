@@ -131,3 +131,9 @@ def _cold_tokens(facts: Facts) -> F64:
 def speed(context: Context) -> float:
     """Seconds in this window for a second of the faster one."""
     return 1.0 / max(1.0 - context.model.slow_share(suspect=context.suspect), 1e-3)
+
+
+def token_s(context: Context) -> float | None:
+    """Seconds that a computed prompt token costs in this window; None where that cannot be fitted."""
+    rate = context.model.prefill_s_per_token
+    return None if rate is None else rate * speed(context)

@@ -1,8 +1,8 @@
 """Waiting is passed on: what a worker's steps spent their time on, as functions of time that can be integrated.
 
 A timeline is piecewise constant between the instants at which a request arrives, is first scheduled, sees its first token
-or ends. In each piece it knows which share of time went into which kind of prefill (`KINDS`)
-and what bound the queue (blocks, dependency, or budget/seats). A request's wait is the difference of two integrals, so
+or ends, and a step begins or ends where steps tell their tokens. In each piece it knows which share of time went into which
+kind of prefill (`KINDS`) and what bound the queue (blocks, dependency, budget or seats, or nobody can tell). A request's wait is the difference of two integrals, so
 the rows of a wait sum to the wait exactly.
 """
 
@@ -16,8 +16,11 @@ import numpy as np
 from diagnosis.censored import at_least_s
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS
+from diagnosis.step_work import StepWork, step_work
 
-BINDINGS = ("blocks", "dependency", "other")
+BINDINGS = ("blocks", "dependency", "other", "unknown")
+SEEN_IN = frozenset(("sample.preemptions_total", "request.num_preemptions", "step.num_preempted"))
+"""Where preemptions would have been seen."""
 SHORT_OF_BLOCKS = 1.0
 """Blocks wanted over blocks there are, from which on blocks can be what binds."""
 
@@ -37,7 +40,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One worker. `edges` [m+1] s; `activity`: shares of time [m] of the kinds of prefill that occur; `binding` [3, m], weights
+    """One worker. `edges` [m+1] s; `activity`: shares of time [m] of the kinds of prefill that occur; `binding` [4, m], weights
     that sum to 1 in each piece."""
 
     edges: F64
@@ -62,7 +65,7 @@ class Timeline:
 
     def wait_shares(self) -> dict[str, F64]:
         """Shares of each piece's waiting by row: blocks, dependency, what the steps computed for others, and last ordinary work."""
-        blocks, dependency, other = self.binding
+        blocks, dependency, other, unknown = self.binding
         answered = {name: share for name, share in self.activity.items() if name != KINDS[-1]}
         rest = np.clip(1.0 - sum_of(answered.values(), len(other)), 0.0, 1.0)
         return {
@@ -70,26 +73,37 @@ class Timeline:
             "queue_dependency": dependency,
             **{name: share * other for name, share in answered.items()},
             "queue_load": rest * other,
+            "queue_unobserved": unknown,
         }
 
 
-def build_all(facts: Facts, spent: Spent, most_running: int) -> dict[int, Timeline]:
+def build_all(facts: Facts, spent: Spent, most_running: int, token_s: float | None) -> dict[int, Timeline]:
     """Timeline of each worker from the engine's own instants; without those of whose requests none knows them.
 
-    `most_running`: the most requests that this configuration was ever seen to run at once, in either window.
+    most_running  the most requests that this configuration was ever seen to run at once, in either window
+    token_s       what a computed prompt token costs in this window, s; None where unknown
     """
     gone, waited = given_up(facts), at_least_s(facts)
     shortage = _shortage(facts)
     built = {}
     for worker, rows in enumerate(facts.requests.by_worker()):
-        line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage)
+        steps = step_work(facts, facts.requests.worker_names[worker], token_s)
+        line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage, steps)
         if line is not None:
             built[worker] = line
     return built
 
 
 def _build(
-    facts: Facts, worker: int, rows: I64, spent: Spent, most_running: int, gone: I64, waited: F64, shortage: bool
+    facts: Facts,
+    worker: int,
+    rows: I64,
+    spent: Spent,
+    most_running: int,
+    gone: I64,
+    waited: F64,
+    shortage: bool | None,
+    steps: StepWork | None,
 ) -> Timeline | None:
     r = facts.requests
     known = (
@@ -105,12 +119,16 @@ def _build(
     edges = np.unique(np.concatenate([came, left, first, last]))
     if len(edges) < 2:
         return None
+    if steps is not None:
+        edges = np.unique(np.concatenate([edges, steps.edges(edges[0], edges[-1])]))
     at_scheduled, at_first, at_last = (np.searchsorted(edges, at) for at in (scheduled, first, last))
     num_pieces = len(edges) - 1
     running = _level(num_pieces, at_scheduled, at_last)
     prefilling = _level(num_pieces, at_scheduled, at_first)
     waiting = _level(num_pieces, np.searchsorted(edges, came), np.searchsorted(edges, left))
     activity = _activity(num_pieces, at_scheduled, at_first, spent, mine)
+    if steps is not None:
+        activity = steps.refine(edges, activity)
     seats = facts.seats(r.worker_names[worker])
     binding = _binding_from_steps(facts, worker, edges)
     if binding is None:
@@ -197,26 +215,30 @@ def _blocks_wanted(
     return (np.cumsum(change)[:-1] + head) / usable
 
 
-def _shortage(facts: Facts) -> bool:
-    """Any trace of a shortage of blocks in the window: evictions or preemptions."""
+def _shortage(facts: Facts) -> bool | None:
+    """Any trace of a shortage of blocks in the window: evictions or preemptions. None where neither could have been seen."""
     preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(facts.requests.get("num_preemptions")) > 0
-    return bool(preempted) or (facts.blocks is not None and facts.blocks.evicted > 0)
+    if preempted or (facts.blocks is not None and facts.blocks.evicted > 0):
+        return True
+    seen = facts.blocks is not None or facts.visible & SEEN_IN
+    return False if seen else None
 
 
 def _binding(
-    facts: Facts, free_seats: Bool, prefilling: F64, waiting: F64, wanted: F64 | None, *, shortage: bool
+    facts: Facts, free_seats: Bool, prefilling: F64, waiting: F64, wanted: F64 | None, *, shortage: bool | None
 ) -> F64:
     """By elimination: who waits while seats are free and nothing is deferred can only wait for budget or for blocks.
 
     Budget frees itself with the prefill in progress; so blocks bind where no prefill runs, or where more blocks are wanted
-    than there are. Needs a trace of shortage in the window, else the answer is `other`.
+    than there are. Needs a trace of shortage in the window: without one the answer is `other`, and `unknown` where such a
+    trace could not have been seen.
     """
     deferred = facts.samples.get("requests_waiting_deferred:max", 0.0) > 0
     out = np.zeros((len(BINDINGS), len(waiting)))
-    if shortage and not deferred:
+    if shortage is not False and not deferred:
         needed = (wanted >= SHORT_OF_BLOCKS) if wanted is not None else (prefilling == 0)
-        out[0] = free_seats & needed & (waiting > 0)
-    out[2] = 1.0 - out[0]
+        out[0 if shortage else 3] = free_seats & needed & (waiting > 0)
+    out[2] = 1.0 - out[0] - out[3]
     return out
 
 
@@ -240,7 +262,7 @@ def _binding_from_steps(facts: Facts, worker: int, edges: F64) -> F64 | None:
         return None
     scale = np.where(known > 0, known, 1.0)
     blocks, dependency = counts["blocks"] / scale, counts["dependency"] / scale
-    return np.stack([blocks, dependency, 1.0 - blocks - dependency])
+    return np.stack([blocks, dependency, 1.0 - blocks - dependency, np.zeros(len(blocks))])
 
 
 _WAITING_ON = ("blocks", "budget", "seats", "dependency")

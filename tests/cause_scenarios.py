@@ -284,7 +284,7 @@ def free_seats() -> Pair:
 
 
 def _load(every: float, queue: float) -> Facts:
-    return facts(plain(queue=queue, every=every, decode=0.1))
+    return facts(plain(queue=queue, every=every, decode=0.1), samples={"preemptions_total": 0.0})
 
 
 def more_load() -> Pair:

@@ -75,7 +75,7 @@ def test_the_same_wait_with_all_seats_taken_is_ordinary_queueing() -> None:
 
 
 def test_a_wait_without_any_trace_of_shortage_is_not_put_down_to_blocks() -> None:
-    """Free seats, a full pool, but no preemption and no eviction: the cause stays ordinary."""
+    """Free seats, a full pool, but 0 preemptions were counted and 0 blocks evicted: the cause stays ordinary."""
     requests = request_facts(
         [0.0, 0.2],
         queue=[0.0, 1.0],
@@ -84,8 +84,21 @@ def test_a_wait_without_any_trace_of_shortage_is_not_put_down_to_blocks() -> Non
         prompt_tokens=[320, 320],
         output_tokens=[8, 8],
     )
-    ledger = write(facts(requests, workers=[SEATS_8]), "ttft", context())
-    assert row(ledger, "admission_blocked_on_blocks") == [0.0, 0.0]
+    for seen in ({"samples": {"preemptions_total": 0.0}}, {"blocks": BlockTotals(20, 0, 0, 0)}):
+        ledger = write(facts(requests, workers=[SEATS_8], **seen), "ttft", context())
+        assert row(ledger, "admission_blocked_on_blocks") == [0.0, 0.0]
+        assert row(ledger, "queue_load") == [0.0, 1.0]
+
+
+def test_a_wait_whose_reason_nobody_could_have_seen_is_unobserved() -> None:
+    """The same wait where spans are all there is: neither preemptions nor evictions could be seen. With all seats taken it is load."""
+    waits = {"queue": [0.0, 1.0], "prefill": [0.1, 0.1], "decode": [1.1, 0.5]}
+    requests = request_facts([0.0, 0.2], **waits, prompt_tokens=[320, 320], output_tokens=[8, 8])
+    ledger = write(facts(requests), "ttft", context())
+    assert row(ledger, "queue_unobserved") == [0.0, 1.0]
+    assert row(ledger, "queue_load") == row(ledger, "admission_blocked_on_blocks") == [0.0, 0.0]
+    full = write(facts(requests), "ttft", context(most_running=1))
+    assert row(full, "queue_load") == [0.0, 1.0]
 
 
 def test_a_wait_that_was_not_observed_is_not_guessed() -> None:
