@@ -22,8 +22,9 @@ _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _BOM: Final = b"\xef\xbb\xbf"
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, OSError)
-# JSON has no such numbers, but Python's own encoder writes them: strings are skipped, so that text stays as it is.
-_NOT_NUMBERS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?\b(?:NaN|Infinity)\b)', re.DOTALL)
+# JSON has no such numbers, but Python's own encoder writes them: strings are skipped, so that text stays as it is. A
+# string that does not end is taken to the end, so that its quotes are not tried one by one.
+_NOT_NUMBERS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(-?\b(?:NaN|Infinity)\b)', re.DOTALL)
 
 
 def open_plain(path: Path) -> BinaryIO:

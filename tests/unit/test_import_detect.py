@@ -164,6 +164,15 @@ def test_numbers_that_are_none_become_null(tmp_path: Path) -> None:
     assert list(json_lines(path)) == [(1, {"a": None, "b": None, "c": 'NaN " Infinity', "d": [None, 1]})]
 
 
+def test_a_text_without_end_is_refused_and_not_tried_quote_by_quote(tmp_path: Path) -> None:
+    """A million escaped quotes, no closing one, and a NaN: refused in time linear in its size."""
+    path = tmp_path / "x"
+    path.write_bytes(b'{"a": "' + b'\\"' * 1_000_000 + b" NaN\n")
+    with pytest.raises(UnknownFormat, match="line 1 is not a JSON object"):
+        list(json_lines(path))
+    assert top_keys(path.read_bytes()) == ("a",)
+
+
 @pytest.mark.parametrize(
     ("start", "keys"),
     [

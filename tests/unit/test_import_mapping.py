@@ -187,6 +187,25 @@ def test_every_shipped_mapping_is_explained_at_its_head() -> None:
         assert load_mapping(name).path.read_text().startswith("# ")
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("combined", '1.2.3.4 - - [t] "GET /' + "x" * 500_000),
+        ("combined", '1.2.3.4 - - [t] "' + "x" * 500_000),
+        ("nginx", '1 "POST /' + "x" * 500_000),
+        ("nginx", '1 "POST /v1/x" 200 rt=1 uht=' + " -," * 200_000),
+        ("nginx", '1 "POST /v1/x" 200 rt=1 uht=- urt=- up=' + " id=x" * 200_000 + " y z"),
+        ("sglang", '{"timestamp": ' * 100_000),
+        ("sglang", '{"timestamp": ' + "}   " * 200_000 + "x"),
+    ],
+)
+def test_a_hostile_line_costs_no_more_than_its_length(tmp_path: Path, name: str, line: str) -> None:
+    """The shipped patterns have nothing to try again and again: such a line ends in an error, at once."""
+    (tmp_path / "log").write_text(line + "\n")
+    with pytest.raises(UnknownFormat):
+        read(tmp_path / "log", name)
+
+
 # --- mistakes
 
 
