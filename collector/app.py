@@ -78,17 +78,22 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
 def read_token(server: ServerSettings) -> str | None:
     """The bearer token, from the setting or the first line of its file. Raises UsageError."""
     if server.token_file is None:
-        token = server.token.get_secret_value().strip() if server.token is not None else None
-        if token == "":
-            raise UsageError("the token is empty")
-        return token
+        return None if server.token is None else _sound_token(server.token.get_secret_value(), "the token")
     try:
-        lines = server.token_file.read_text(encoding="utf-8").splitlines()
+        lines = server.token_file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the token file {server.token_file} cannot be read: {error}") from error
-    if not lines or not lines[0].strip():
-        raise UsageError(f"the token file {server.token_file} has no token in its first line")
-    return lines[0].strip()
+    return _sound_token(lines[0] if lines else "", f"the first line of the token file {server.token_file}")
+
+
+def _sound_token(text: str, what: str) -> str:
+    """Raises UsageError for a token that is none, or that no header could carry."""
+    token = text.strip()
+    if not token:
+        raise UsageError(f"{what} is empty; a collector with an empty token would let everybody in")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"{what} holds characters that a header cannot carry; use letters, digits and -._~+/=")
+    return token
 
 
 def _openapi(app: FastAPI, needs_token: bool) -> dict[str, Any]:

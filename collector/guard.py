@@ -71,7 +71,7 @@ class Guard:
     def _is_ours(self, name: str) -> bool:
         if name in self._hosts:
             return True
-        return not self._loopback and _is_address(name)
+        return is_loopback(name) if self._loopback else _is_address(name)
 
     @staticmethod
     def _refuse_other_sites(headers: dict[bytes, bytes], host: str) -> None:
@@ -96,12 +96,14 @@ class Guard:
 
 def is_loopback(host: str) -> bool:
     """Whether an address to listen on can only be reached from this machine."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _name(host: str) -> str:

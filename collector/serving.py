@@ -30,15 +30,16 @@ from engine_probe.errors import BadRequest, CannotListen, NotReady, UsageError
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 2048
 CLOSING_S = 2
 """Time for answers that are being sent when the listener closes."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Raises CannotListen (taken, not allowed), UsageError (no such address)."""
+    """A socket that listens on the address: who connects from now on waits, and is answered. Raises CannotListen (taken, not allowed), UsageError (no such address)."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise UsageError(f"{host} is no address of this machine: {error}", host=host) from error
@@ -46,6 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(BACKLOG)
         sock.set_inheritable(False)
     except OSError as error:
         sock.close()

@@ -21,6 +21,8 @@ _SIZES = ((GIB, "GiB"), (MIB, "MiB"), (1_000_000_000, "GB"))
 
 
 def _f(default: Any, unit: str, description: str, **limits: Any) -> Any:
+    if isinstance(default, float):
+        limits["allow_inf_nan"] = False
     return Field(default=default, description=description, json_schema_extra={"unit": unit}, **limits)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from collector import serving
 from collector.app import create_app, read_token
+from collector.guard import is_loopback
 from collector.settings import load_settings
 from engine_probe.errors import UsageError
 from tests.integration.collector_harness import Collector, running, step_row
@@ -87,6 +89,32 @@ def test_token_file_without_a_token_is_refused(tmp_path: Path, content: str | by
         read_token(load_settings(server={"token_file": str(path)}).server)
     with pytest.raises(UsageError, match="empty"):
         read_token(load_settings(server={"token": "  "}).server)
+
+
+@pytest.mark.parametrize("token", ["a\0b", "two words", "p\xe4ss", "tab\tbed"])
+def test_token_that_no_header_carries_is_refused(tmp_path: Path, token: str) -> None:
+    """Else nobody could get in, and nobody would know why."""
+    path = tmp_path / "token"
+    path.write_bytes(f"{token}\n".encode())
+    with pytest.raises(UsageError, match="characters that a header cannot carry"):
+        read_token(load_settings(server={"token_file": str(path)}).server)
+    with pytest.raises(UsageError, match="characters that a header cannot carry"):
+        read_token(load_settings(server={"token": token}).server)
+
+
+def test_token_file_of_any_editor_is_read(tmp_path: Path) -> None:
+    """A byte-order mark, Windows line ends and spaces around it are no part of the token."""
+    path = tmp_path / "token"
+    path.write_bytes(b"\xef\xbb\xbf secret \r\nsecond\r\n")
+    assert read_token(load_settings(server={"token_file": str(path)}).server) == "secret"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]"])
+def test_who_connects_to_a_bound_address_is_answered(host: str) -> None:
+    """The address is announced once it can be connected to, also one of the other loopback addresses."""
+    with serving.listen(host, 0) as sock:
+        socket.create_connection(sock.getsockname()[:2], timeout=5).close()
+        assert is_loopback(serving.url_of(sock).removeprefix("http://").rpartition(":")[0])
 
 
 def test_rebound_name_and_foreign_page_are_refused(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def ask(guard_options: dict[str, Any], headers: dict[str, str], method: str = "G
     return int(sent[0]["status"])
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8321", "[::1]:8321", "LOCALHOST:1"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1:8321", "[::1]:8321", "LOCALHOST:1", "127.0.0.2:80", "[::ffff:127.0.0.1]:80"]
+)
 def test_loopback_names_pass(host: str) -> None:
     """What a person on this machine types works."""
     assert ask({}, {"Host": host}) == 200
@@ -118,6 +120,13 @@ def test_health_needs_nothing(path: str) -> None:
         ("127.9.9.9", True),
         ("::1", True),
         ("localhost", True),
+        ("LocalHost", True),
+        ("[::1]", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("", False),
+        ("0", False),
+        ("unix:/run/kvscope", False),
         ("0.0.0.0", False),
         ("::", False),
         ("lan", False),

@@ -38,6 +38,8 @@ def test_names_of_hosts_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch)
     [
         ("KVSCOPE_SERVER__PORT", "70000", "server.port"),
         ("KVSCOPE_SERVER__PORT", "web", "server.port"),
+        ("KVSCOPE_SQL__TIMEOUT_S", "inf", "sql.timeout_s"),
+        ("KVSCOPE_SERVER__DRAIN_TIMEOUT_S", "nan", "server.drain_timeout_s"),
         ("KVSCOPE_SERVER__PROT", "1", "server.prot"),
         ("KVSCOPE_INGEST__MAX_BATCHES", "0", "ingest.max_batches"),
         ("KVSCOPE_LOG__LEVEL", "loud", "log.level"),
