@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from collector.problems import slug
+from collector.problem_document import slug
 from engine_probe.errors import KvscopeError
 
 OTHER = "other"
