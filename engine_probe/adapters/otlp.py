@@ -14,16 +14,17 @@ Source: reference 4.9; vLLM 0.32 `output_processor.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from engine_probe.adapters.genai_spans import genai_rows
-from engine_probe.adapters.otlp_wire import Found, Span, SpanReader, hex_id
+from engine_probe.adapters.otlp_wire import Row, Spans, hex_id, read_spans
 from engine_probe.adapters.vllm import ENGINE, normalise_request_id
 from engine_probe.errors import UnknownFormat
 
@@ -34,6 +35,7 @@ SPAN_NAME: Final = "llm_request"
 _INT64_MAX = (1 << 63) - 1
 _NUMBERS = (float, int)
 _LONGEST_S = 2_678_400.0  # a month: no request takes longer
+_LATEST_NS = _INT64_MAX - 3 * round(_LONGEST_S * 1e9)
 
 _TTFT = "gen_ai.latency.time_to_first_token"
 _QUEUE = "gen_ai.latency.time_in_queue"
@@ -43,49 +45,25 @@ _ID = "gen_ai.request.id"
 _PROMPT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
 _OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
 _MODEL = ("gen_ai.response.model", "gen_ai.request.model")
+_BOTH: Final = ("span_id", "engine_request_id")
 _SERVICE: Final = frozenset(("service.name",))
 _WANTED: Final = frozenset((_TTFT, _QUEUE, _PREFILL, _DECODE, _ID, *_PROMPT, *_OUTPUT, *_MODEL))
 
-_READER: Final = SpanReader(SPAN_NAME, _WANTED)
-
-COLUMNS: Final = (
-    "worker",
-    "at_ns",
-    "request_id",
-    "vantage",
-    "state",
-    "engine",
-    "model",
-    "trace_id",
-    "generation_id",
-    "labels",
-    "arrival_ns",
-    "first_scheduled_ns",
-    "first_token_ns",
-    "last_token_ns",
-    "end_ns",
-    "frontend_s",
-    "queue_s",
-    "prefill_s",
-    "decode_s",
-    "prompt_tokens",
-    "output_tokens",
-    "error",
-)
-"""Columns of `request` that a span tells."""
+Floats = npt.NDArray[np.float64]
+Instants = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class OtlpResult:
     """What a body held.
 
-    values       one tuple a request that an engine told, parallel to COLUMNS
+    told         column of `request` -> array, the requests that an engine told; a column that no span tells is absent
     num_spans    all spans; num_ignored: those of them that are not requests
     span_ids     trace_id + span_id (bytes) of every request, in the order of the rows, for deduplication
-    others       requests told by the GenAI conventions, after those of `values`
+    others       requests told by the GenAI conventions, after those of `told`
     """
 
-    values: list[tuple[Any, ...]]
+    told: dict[str, pa.Array]
     num_spans: int
     num_ignored: int
     span_ids: list[bytes]
@@ -94,7 +72,10 @@ class OtlpResult:
     @cached_property
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """kind -> rows; a column that is not known is absent."""
-        told = [zip(COLUMNS, value, strict=True) for value in self.values]
+        columns = {name: array.to_pylist() for name, array in self.told.items()}
+        if "labels" in columns:
+            columns["labels"] = [dict(labels) for labels in columns["labels"]]
+        told = (zip(columns, values, strict=True) for values in zip(*columns.values(), strict=True))
         return {
             "request": [*({name: item for name, item in pairs if item is not None} for pairs in told), *self.others]
         }
@@ -106,17 +87,12 @@ class OtlpResult:
         from engine_probe.schema import arrow_schema, table_from_rows
 
         others = table_from_rows("request", self.others) if self.others else None
-        if not self.values:
+        size = self.num_spans - self.num_ignored - len(self.others)
+        if not size:
             return {} if others is None else {"request": others}
         schema = arrow_schema("request")
-        columns = dict(zip(COLUMNS, zip(*self.values, strict=True), strict=True))
-        arrays = {
-            name: _map_array(column) if name == "labels" else pa.array(column, schema.field(name).type)
-            for name, column in columns.items()
-        }
-        size = len(self.values)
-        full = [arrays[field.name] if field.name in arrays else pa.nulls(size, field.type) for field in schema]
-        table = pa.table(full, schema=schema)
+        arrays = [self.told[f.name] if f.name in self.told else pa.nulls(size, f.type) for f in schema]
+        table = pa.table(arrays, schema=schema)
         return {"request": table if others is None else pa.concat_tables([table, others])}
 
 
@@ -128,89 +104,97 @@ def decode_traces(body: bytes, content_type: str, received_ns: int, *, worker: s
     Raises UnknownFormat where the body is not what `content_type` says.
     """
     kind = content_type.split(";")[0].strip().lower()
-    spans: Iterable[Found]
     if kind == "application/json":
-        spans = _json_spans(body)
+        spans, num_others = _json_spans(body)
     elif kind in ("application/x-protobuf", "application/protobuf", "application/octet-stream"):
-        spans = _READER.read(body)
+        spans, num_others = read_spans(body, SPAN_NAME, _WANTED)
     else:
         raise UnknownFormat(
             f"Traces came as {content_type!r}; send application/x-protobuf or application/json (OTLP/HTTP).",
             content_type=content_type,
         )
-    values: list[tuple[Any, ...]] = []
-    span_ids: list[bytes] = []
+    span_ids = [trace + span for trace, span in zip(spans.get("trace_id"), spans.get("span_id"), strict=True)]
+    told = _told(spans, received_ns, worker) if spans.count else {}
     others: Sequence[dict[str, Any]] = ()
-    num_spans = 0
-    for service, span in spans:
-        num_spans += 1
-        if span is not None:
-            values.append(_values(worker or _service(service), span, received_ns))
-            span_ids.append(span.trace_id + span.span_id)
-    if num_spans > len(values):
+    if num_others:
         # Spans that are not this engine's own: those of any SDK that follows the GenAI conventions are requests too.
         found = genai_rows(body, kind == "application/json", received_ns, claimed=span_ids, worker=worker)
         others, span_ids = [one.row for one in found], span_ids + [one.span_id for one in found]
-    return OtlpResult(values, num_spans, num_spans - len(span_ids), span_ids, others)
+    num_spans = spans.count + num_others
+    return OtlpResult(told, num_spans, num_spans - len(span_ids), span_ids, others)
 
 
-def _values(worker: str | None, span: Span, received_ns: int) -> tuple[Any, ...]:
-    """One request, parallel to COLUMNS."""
-    get = span.attributes.get
-    end_ns = span.end_ns if 0 < span.end_ns <= _INT64_MAX else None
-    start_ns = span.start_ns if 0 < span.start_ns <= _INT64_MAX else None
-    if end_ns is not None and start_ns is not None and end_ns < start_ns:
-        end_ns = None
-    ttft, queue, prefill, decode = map(_seconds, map(get, (_TTFT, _QUEUE, _PREFILL, _DECODE)))
-    frontend = first_scheduled_ns = first_token_ns = last_token_ns = None
-    if ttft is not None:
-        if queue is not None and prefill is not None:
-            # Two clocks of one process: a residue below zero is their rounding, and no time at all.
-            frontend = max(ttft - queue - prefill, 0.0)
-        if start_ns is not None:
-            first_token_ns = start_ns + round(ttft * 1e9)
-            if prefill is not None:
-                first_scheduled_ns = first_token_ns - round(prefill * 1e9)
-            if decode is not None:
-                last_token_ns = first_token_ns + round(decode * 1e9)
-    at_ns = end_ns or received_ns
-    engine_id = _text(get(_ID))
-    span_id = span.span_id.hex()
-    labels = {"span_id": span_id} if engine_id is None else {"span_id": span_id, "engine_request_id": engine_id}
-    return (
-        worker,
-        at_ns,
-        span_id if engine_id is None else normalise_request_id(engine_id),
-        "engine",
-        "finished" if span.failed is None else "failed",
-        ENGINE,
-        _first(get, _MODEL, _text),
-        span.trace_id.hex() or None,
-        engine_id,
-        labels,
-        start_ns or at_ns,
-        first_scheduled_ns,
-        first_token_ns,
-        last_token_ns,
-        end_ns,
-        frontend,
-        queue,
-        prefill,
-        decode,
-        _first(get, _PROMPT, _count),
-        _first(get, _OUTPUT, _count),
-        span.failed,
-    )
-
-
-def _map_array(maps: Iterable[dict[str, str]]) -> pa.MapArray:
+def _told(spans: Spans, received_ns: int, worker: str | None) -> dict[str, pa.Array]:
+    """Columns of `request`, one row a span. While it computes, an instant that is not known is 0, a duration NaN."""
     import pyarrow as pa
 
-    maps = list(maps)
-    offsets = pa.array(accumulate(map(len, maps), initial=0), pa.int32())
-    keys = pa.array([key for labels in maps for key in labels], pa.string())
-    items = pa.array([item for labels in maps for item in labels.values()], pa.string())
-    return pa.MapArray.from_arrays(offsets, keys, items)
+    def texts(values: Sequence[str | None]) -> pa.Array:
+        return pa.array(values, pa.string())
+
+    def instants(values: Instants) -> pa.Array:
+        return pa.array(values, pa.int64(), mask=values == 0)
+
+    def durations(values: Floats) -> pa.Array:
+        return pa.array(values, pa.float64(), mask=np.isnan(values))
+
+    start_ns, end_ns = _instants(spans.get("start_ns")), _instants(spans.get("end_ns"))
+    end_ns[end_ns < start_ns] = 0
+    at_ns = np.where(end_ns > 0, end_ns, received_ns)
+    ttft, queue, prefill, decode = (_seconds(spans.get(name)) for name in (_TTFT, _QUEUE, _PREFILL, _DECODE))
+    first_token_ns = _after(start_ns, ttft)
+    engine_ids = _texts(spans.get(_ID))
+    span_ids = [span_id.hex() for span_id in spans.get("span_id")]
+    services = {service: worker or _service(service) for service in set(spans.get("service"))}
+    return {
+        "worker": texts([services[service] for service in spans.get("service")]),
+        "at_ns": pa.array(at_ns),
+        "request_id": texts(
+            [
+                span_id if engine_id is None else normalise_request_id(engine_id)
+                for span_id, engine_id in zip(span_ids, engine_ids, strict=True)
+            ]
+        ),
+        "vantage": pa.repeat("engine", spans.count),
+        "state": texts(["finished" if failed is None else "failed" for failed in spans.get("failed")]),
+        "engine": pa.repeat(ENGINE, spans.count),
+        "model": texts(_texts(_first(spans, _MODEL))),
+        "trace_id": texts([trace_id.hex() or None for trace_id in spans.get("trace_id")]),
+        "generation_id": texts(engine_ids),
+        "labels": _labels(span_ids, engine_ids),
+        "arrival_ns": pa.array(np.where(start_ns > 0, start_ns, at_ns)),
+        "first_scheduled_ns": instants(_after(first_token_ns, -prefill)),
+        "first_token_ns": instants(first_token_ns),
+        "last_token_ns": instants(_after(first_token_ns, decode)),
+        "end_ns": instants(end_ns),
+        # Two clocks of one process: a residue below zero is their rounding, and no time at all.
+        "frontend_s": durations(np.maximum(ttft - queue - prefill, 0.0)),
+        "queue_s": durations(queue),
+        "prefill_s": durations(prefill),
+        "decode_s": durations(decode),
+        "prompt_tokens": pa.array(_counts(_first(spans, _PROMPT)), pa.int64()),
+        "output_tokens": pa.array(_counts(_first(spans, _OUTPUT)), pa.int64()),
+        "error": texts(spans.get("failed")),
+    }
+
+
+def _labels(span_ids: list[str], engine_ids: list[str | None]) -> pa.MapArray:
+    import pyarrow as pa
+
+    known = np.array([engine_id is not None for engine_id in engine_ids])
+    offsets = np.concatenate(([0], np.cumsum(1 + known))).astype(np.int32)
+    keys = [key for named in known.tolist() for key in (_BOTH if named else _BOTH[:1])]
+    items = [item for pair in zip(span_ids, engine_ids, strict=True) for item in pair if item is not None]
+    return pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys, pa.string()), pa.array(items, pa.string()))
+
+
+def _instants(values: list[int]) -> Instants:
+    return np.array([value if 0 < value <= _INT64_MAX else 0 for value in values], dtype=np.int64)
+
+
+def _after(instants: Instants, seconds: Floats) -> Instants:
+    """The instants so much later; 0 where either is not known."""
+    known = (instants > 0) & (instants <= _LATEST_NS) & ~np.isnan(seconds)
+    return np.where(known, instants + np.rint(np.where(known, seconds, 0.0) * 1e9).astype(np.int64), 0)
 
 
 class _Json(msgspec.Struct, rename="camel"):
@@ -263,7 +247,10 @@ class _Request(_Json):
 _JSON: Final = msgspec.json.Decoder(_Request)
 
 
-def _json_spans(body: bytes) -> Iterator[Found]:
+def _json_spans(body: bytes) -> tuple[Spans, int]:
+    """The request spans of a body, and how many others there are."""
+    rows: list[Row] = []
+    num_others = 0
     try:
         told = _JSON.decode(body).resource_spans
         if told is msgspec.UNSET and msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
@@ -274,26 +261,29 @@ def _json_spans(body: bytes) -> Iterator[Found]:
             pairs = resource_spans.resource.attributes if resource_spans.resource is not None else []
             service = _attributes(pairs, _SERVICE).get("service.name")
             for scope in resource_spans.scope_spans:
-                for span in scope.spans:
-                    yield service, _json_span(span) if span.name == SPAN_NAME else None
+                ours = [_json_span(span, service) for span in scope.spans if span.name == SPAN_NAME]
+                num_others += len(scope.spans) - len(ours)
+                rows += ours
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnknownFormat(
             f"The trace body ({len(body)} bytes) is not an ExportTraceServiceRequest in OTLP JSON: {error}"
         ) from error
+    return Spans.of(rows), num_others
 
 
-def _json_span(span: _JsonSpan) -> Span:
+def _json_span(span: _JsonSpan, service: Any) -> Row:
     failed = None
     if span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"):
         failed = span.status.message or "error"
-    return Span(
-        hex_id(span.trace_id),
-        hex_id(span.span_id),
-        int(span.start_time_unix_nano),
-        int(span.end_time_unix_nano),
-        failed,
-        _attributes(span.attributes, _WANTED),
-    )
+    return {
+        "service": service,
+        "trace_id": hex_id(span.trace_id),
+        "span_id": hex_id(span.span_id),
+        "start_ns": int(span.start_time_unix_nano),
+        "end_ns": int(span.end_time_unix_nano),
+        "failed": failed,
+        **_attributes(span.attributes, _WANTED),
+    }
 
 
 def _attributes(pairs: list[_Pair], wanted: frozenset[str]) -> dict[str, Any]:
@@ -317,20 +307,23 @@ def _service(name: Any) -> str | None:
     return name if isinstance(name, str) and name and not name.startswith("unknown_service") else None
 
 
-def _first(get: Any, keys: tuple[str, str], read: Any) -> Any:
+def _first(spans: Spans, names: tuple[str, str]) -> list[Any]:
     """The attribute under its older or its newer name."""
-    value = get(keys[0])
-    return read(get(keys[1]) if value is None else value)
+    older, newer = (spans.get(name) for name in names)
+    if names[1] not in spans.columns:
+        return older
+    return [other if value is None else value for value, other in zip(older, newer, strict=True)]
 
 
-def _seconds(value: Any) -> float | None:
-    """A duration, or None where it is absent, negative, not finite, or longer than a month."""
-    return float(value) if type(value) in _NUMBERS and 0 <= value < _LONGEST_S else None
+def _seconds(values: list[Any]) -> Floats:
+    """Durations; NaN where absent, negative, not finite, or longer than a month."""
+    known = [value if type(value) in _NUMBERS and 0 <= value < _LONGEST_S else np.nan for value in values]
+    return np.array(known, dtype=np.float64)
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _INT64_MAX else None
+def _counts(values: list[Any]) -> list[int | None]:
+    return [value if type(value) is int and 0 <= value <= _INT64_MAX else None for value in values]
 
 
-def _text(value: Any) -> str | None:
-    return value if type(value) is str and value else None
+def _texts(values: list[Any]) -> list[str | None]:
+    return [value if type(value) is str and value else None for value in values]

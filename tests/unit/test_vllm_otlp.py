@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from engine_probe.adapters import otlp_wire
 from engine_probe.adapters.otlp import decode_traces
-from engine_probe.adapters.otlp_wire import MAX_SHAPES, SpanReader, read_span
+from engine_probe.adapters.otlp_shapes import Shape
+from engine_probe.adapters.otlp_wire import MAX_SHAPES, read_span, read_spans
 from engine_probe.errors import UnknownFormat
 from engine_probe.validate import validate
 
@@ -210,15 +212,45 @@ def test_a_learned_shape_reads_as_the_library_does() -> None:
     wanted = frozenset(VLLM)
     request = ExportTraceServiceRequest.FromString(body)
     slow = [read_span(one, wanted) for one in request.resource_spans[0].scope_spans[0].spans]
-    assert [found for _, found in SpanReader("llm_request", wanted).read(body)] == slow
+    fast, num_others = read_spans(body, "llm_request", wanted)
+    told = [{name: value for name, value in fast.row(place).items() if value is not None} for place in range(26)]
+    assert told == [
+        {name: value for name, value in row.items() if value is not None} | {"service": "worker-0"} for row in slow
+    ]
+    assert num_others == 0
 
 
-def test_shapes_that_never_end_are_not_learned() -> None:
-    """A sender that makes up an attribute a span fills no memory."""
-    reader = SpanReader("llm_request", frozenset(VLLM))
-    spans = [span(VLLM | {f"x{number}": 1.0}, number=number) for number in range(1, 40)]
-    assert len(list(reader.read(protobuf(document(*spans))))) == 39
-    assert len(reader._shapes) == MAX_SHAPES
+def test_alike_spans_cost_one_look_at_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred spans of one structure one is read through the library; the others are compared with it."""
+    read = []
+
+    def looked_at(message: Any, wanted: frozenset[str]) -> dict[str, Any]:
+        read.append(message)
+        return read_span(message, wanted)
+
+    monkeypatch.setattr(otlp_wire, "read_span", looked_at)
+    spans = [span(VLLM | {"gen_ai.usage.prompt_tokens": 100 + number}, number=number) for number in range(1, 21)]
+    found, _ = read_spans(protobuf(document(*spans)), "llm_request", frozenset(VLLM))
+    assert found.columns["gen_ai.usage.prompt_tokens"] == list(range(101, 121))
+    assert len(read) == 1
+
+
+def test_shapes_that_never_end_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that makes up an attribute a span costs a bounded number of comparisons."""
+    learned: list[Any] = []
+    monkeypatch.setattr(Shape, "learn", lambda *args: learned.append(args))
+    spans = [span(VLLM | {f"x{number}": 1.0}, number=number) for number in range(1, 101)]
+    found, _ = read_spans(protobuf(document(*spans)), "llm_request", frozenset(VLLM))
+    assert (found.count, len(learned)) == (100, MAX_SHAPES)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 60, -1])
+def test_a_span_that_ends_too_soon_has_no_shape(cut: int) -> None:
+    """Bytes that are no whole span are unusual, never an error."""
+    body = protobuf(document(span(VLLM)))
+    whole = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans[0].SerializeToString()
+    assert Shape.learn(whole, frozenset(VLLM)) is not None
+    assert Shape.learn(whole[:cut], frozenset(VLLM)) is None
 
 
 @pytest.mark.parametrize(
