@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md: the demo's output, the verbs, the settings. `make docs` runs it.
+"""Write the generated parts of README.md: the demo's output, the verbs, the engines, the settings. `make docs` runs it.
 
 Each part stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->`; tests render the parts anew and compare.
 """
@@ -53,6 +53,18 @@ def verbs() -> str:
     return "\n".join(rows)
 
 
+def engines() -> str:
+    """What `attach` knows, its sources, and the page with the exact settings: from the adapters."""
+    from engine_probe.adapters.registry import adapters
+
+    rows = ["| `kvscope attach` | what it is | what can be seen, by source | settings |", "| --- | --- | --- | --- |"]
+    for one in sorted(adapters(), key=lambda one: one.engine):
+        sources = ", ".join(source.source for source in one.provides)
+        page = one.guide.rsplit("/", 1)[-1]
+        rows.append(f"| `{one.engine}` | {one.title} | {sources} | [{page}]({one.guide}) |")
+    return "\n".join(rows)
+
+
 def demo() -> str:
     """What `make demo` prints: run in a folder that goes away, shown with the paths it has there."""
     from collector.commands.demo import render
@@ -65,7 +77,7 @@ def demo() -> str:
 
 def main() -> None:
     text = README.read_text()
-    for name, render in (("settings", settings), ("verbs", verbs), ("demo output", demo)):
+    for name, render in (("settings", settings), ("verbs", verbs), ("engines", engines), ("demo output", demo)):
         text = with_part(text, name, render())
     README.write_text(text)
     print(f"{README.name}: written")

@@ -26,7 +26,7 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("part", ["settings", "verbs"])
+@pytest.mark.parametrize("part", ["settings", "verbs", "engines"])
 def test_generated_parts_of_the_readme_are_current(part: str) -> None:
     """The tables are what their definitions render today (`make docs` writes them)."""
     shown = readme.part((ROOT / "README.md").read_text(), part)
