@@ -22,12 +22,14 @@ VLLM_BENCH: Final = Provides(
     engine="benchmarks",
     source="vllm-bench",
     needs="`vllm bench serve --save-result --save-detailed --request-id-prefix P --metadata request_id_prefix=P`",
-    names=names(_STREAM + " model queue_s prefill_s" + _WINDOW + _FIGURES),
+    names=names(_STREAM + " end_ns engine model queue_s prefill_s" + _WINDOW + _FIGURES),
     caveats={
         "request.request_id": "P0, P1, ... where the prefix was told in the metadata, and then it joins the engine's rows",
         "request.arrival_ns": "distances are exact; the run is laid to end at its `date`, a local time read as UTC, or to "
         "begin at `--start`. Without `--save-detailed` arrivals are assumed",
         "request.token_counts": "where there are as many chunks as tokens; else a chunk may hold several",
+        "request.end_ns": "of embeddings; the end of a stream is not told",
+        "request.engine": "by the backend, where that is one of another engine",
         "request.queue_s": "from 0.33 on, with the server's `--enable-per-request-metrics`; prefill_s likewise",
     },
 )
@@ -37,9 +39,14 @@ SGLANG_BENCH: Final = Provides(
     needs="`python -m sglang.bench_serving --output-file FILE --output-details`",
     names=names(
         _STREAM + " engine model cached_tokens cached_tokens_device cached_tokens_host cached_tokens_remote "
-        "computed_tokens" + _WINDOW + _FIGURES
+        "computed_tokens"
+        + _WINDOW
+        + _FIGURES
+        + " worker: at_ns role engine engine_version model dtype kv_dtype block_size "
+        "num_blocks tp pp dp flags prefix_caching"
     ),
     caveats={
+        "worker.prefix_caching": "with the native backend against SGLang; the other columns of `worker` likewise",
         "request.arrival_ns": _ASSUMED,
         "request.token_ns": "distances within a request are the tool's; instants are laid with the arrival",
         "request.cached_tokens": "with `--cache-report`; by tier where the server tells `cached_tokens_details`",

@@ -74,6 +74,7 @@ FORMATS: Final = {
         Format("prometheus", lambda path: pages.PageFiles([path]), "Prometheus text"),
         Format("scrapes", pages.ScrapeLog, "log of metrics scrapes"),
         Format("dynamo-log", lambda path: EngineLog(path, "dynamo", "Dynamo log"), "Dynamo's log or request trace"),
+        Format("llm-d-log", lambda path: EngineLog(path, "llm-d", "llm-d log"), "log of llm-d's endpoint picker"),
         Format("events", lambda path: events.EventFiles([path], path.parent), "NDJSON or Parquet events"),
     )
 }  # fmt: skip

@@ -120,6 +120,12 @@ def decode_json(decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw, w
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if isinstance(error, msgspec.ValidationError):
             raise UnknownFormat(f"{where} is not what was expected there: {error}", **facts) from error
+        if "truncated" in str(error):
+            size = len(memoryview(text))
+            raise UnknownFormat(
+                f"{where} is not a JSON object: it ends in the middle, after {size} bytes. Is the file complete?",
+                **facts,
+            ) from error
         raise UnknownFormat(f"{where} is not a JSON object: {error}", **facts) from error
 
 

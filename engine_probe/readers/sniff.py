@@ -21,6 +21,7 @@ _FOREIGN: Final = (
     (re.compile(rb"BZh[1-9]"), "a bzip2 file", "Decompress it; gzip and zstd are read as they are."),
     (re.compile(rb"\xfd7zXZ\x00"), "an xz file", "Decompress it; gzip and zstd are read as they are."),
     (re.compile(rb"SQLite format 3\x00"), "an SQLite database", "Export what is to be read as CSV or JSON lines."),
+    (re.compile(rb"(?:metadata|config|benchmarks|conclusions):\s*\n"), "a report of GuideLLM as YAML", "Write it as JSON: --output kind=json,path=FILE, or `guidellm export`."),
     (re.compile(rb"%PDF-"), "a PDF", "Give the file that the report was made from."),
     (re.compile(rb"version https://git-lfs"), "a Git LFS pointer", "Fetch the file itself with `git lfs pull`."),
 )  # fmt: skip

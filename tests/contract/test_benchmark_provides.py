@@ -41,12 +41,14 @@ CASES: list[tuple[Provides, list[str], str]] = [
     (
         declared_here.VLLM_BENCH,
         ["vllm-0.32.0-detailed.json", "vllm-0.32.0-summary.json", "vllm-0.32.0-failed.json"],
-        "request: queue_s prefill_s",  # from 0.33 on
+        "request: queue_s prefill_s end_ns engine",  # from 0.33 on; of embeddings; of other engines' backends
     ),
     (
         declared_here.SGLANG_BENCH,
         ["sglang-0.5.23-details.jsonl"],
-        "request: error model cached_tokens cached_tokens_device cached_tokens_host cached_tokens_remote computed_tokens",
+        # no cache report, and no SGLang to ask for its settings
+        "request: error model cached_tokens cached_tokens_device cached_tokens_host cached_tokens_remote computed_tokens "
+        "worker: at_ns role engine engine_version model dtype kv_dtype block_size num_blocks tp pp dp flags prefix_caching",
     ),
     (declared_here.AIPERF, ["aiperf-0.13.0"], "request: error"),
     (declared_here.GUIDELLM, ["guidellm-0.8.1.json.gz"], "request: error"),

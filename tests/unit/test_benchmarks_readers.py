@@ -187,6 +187,24 @@ def test_a_wrong_number_names_file_request_and_key(tmp_path: Path, change: dict[
     assert "result.json" in caught.value.message
 
 
+def test_vllm_bench_embeddings_have_an_end_and_no_tokens(tmp_path: Path) -> None:
+    """A pooling task: latencies are ends; a failed one has none."""
+    kept = {key: VLLM[key] for key in ("date", "endpoint_type", "backend", "model_id", "num_prompts", "duration")}
+    told = {
+        "input_lens": [12, 13],
+        "latencies": [0.5, 0.0],
+        "errors": ["", "Bad Request"],
+        "input_sequence_throughput": 1.0,
+    }
+    first, second = read(write(tmp_path, kept | told))[0]["request"]
+    assert (first["end_ns"] - first["arrival_ns"], first["last_token_ns"], first["state"]) == (
+        500_000_000,
+        None,
+        "finished",
+    )
+    assert (second["end_ns"], second["state"], second["http_status"]) == (None, "failed", 400)
+
+
 # --- SGLang
 
 SGLANG: dict[str, Any] = {
@@ -226,6 +244,22 @@ def test_sglang_equal_gaps_are_one_chunk(tmp_path: Path) -> None:
     assert (first["engine"], first["model"]) == ("sglang", "llama")
     assert (second["state"], second["http_status"]) == ("rejected", 429)
     assert (second["cached_tokens"], second["output_tokens"], second["at_ns"]) == (None, None, second["arrival_ns"])
+
+
+def test_sglang_servers_settings_are_a_worker(tmp_path: Path) -> None:
+    """/server_info in the file: 6,400 tokens in pages of 64 are 100 blocks; the radix cache is on."""
+    info = {
+        "version": "0.5.23",
+        "served_model_name": "llama",
+        "page_size": 64,
+        "max_total_num_tokens": 6400,
+        "disable_radix_cache": False,
+        "tp_size": 2,
+    }
+    (worker,) = read(write(tmp_path, SGLANG | {"server_info": info}))[0]["worker"]
+    assert (worker["num_blocks"], worker["block_size"], worker["tp"]) == (100, 64, 2)
+    assert (worker["prefix_caching"], worker["engine_version"], worker["at_ns"]) == (True, "0.5.23", ANCHOR_NS)
+    assert "worker" not in read(write(tmp_path, SGLANG | {"server_info": {"x": 1}}))[0]
 
 
 def test_sglang_zero_cached_tokens_behind_another_backend_are_unknown(tmp_path: Path) -> None:

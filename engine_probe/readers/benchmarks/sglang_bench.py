@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from engine_probe.adapters.sglang import info_facts
 from engine_probe.readers.benchmarks import rows as shared
 from engine_probe.readers.benchmarks.document import Counts, Document, Numbers, aligned
 from engine_probe.readers.benchmarks.rows import ASSUMED, seconds
@@ -56,10 +57,14 @@ class SglangBench:
             window = FoundWindow(name, at_ns, end_ns + 1)
             notes.windows.append(window)
             samples = shared.summary_samples(_figures(document), TOOL, end_ns, {"window": name})
-            yield {
+            tables = {
                 "mark": table_from_rows("mark", window_marks(window)),
                 "sample": table_from_rows("sample", samples),
             }
+            if facts := _server(document):
+                worker = {"worker": options.worker, "at_ns": at_ns, **facts}
+                tables["worker"] = table_from_rows("worker", [worker])
+            yield tables
             at_ns = end_ns + _BETWEEN_NS
             _say(document, name, notes)
         if options.start_ns is None:
@@ -148,6 +153,24 @@ def _tiers(details: Mapping[str, Any], where: str) -> dict[str, int | None]:
     }
 
 
+def _server(document: Document) -> dict[str, Any]:
+    """What the server said of itself, as `worker` columns; {} where it was not asked, or is no SGLang."""
+    info = document.get("server_info", dict[str, Any])
+    if info is None or not isinstance(version := info.get("version"), str) or "page_size" not in info:
+        return {}
+    facts = info_facts(info)
+    off, tokens, size = info.get("disable_radix_cache"), info.get("max_total_num_tokens"), facts.get("block_size")
+    told = {
+        "engine": "sglang",
+        "engine_version": version,
+        "model": _model(document),
+        "prefix_caching": not off if isinstance(off, bool) else None,
+        "num_blocks": tokens // size if type(tokens) is int and tokens > 0 and size else None,
+    }
+    return facts | {key: value for key, value in told.items() if value is not None}
+
+
 def _model(document: Document) -> str | None:
-    info = document.part("server_info")
-    return None if info is None else info.get("served_model_name", str) or info.get("model_path", str)
+    info = document.get("server_info", dict[str, Any])
+    names = [] if info is None else [info.get("served_model_name"), info.get("model_path")]
+    return next((name for name in names if isinstance(name, str) and name), None)

@@ -163,7 +163,9 @@ class _Run:
             arrival_ns = self._arrivals[i]
             seen = shared.streamed(arrival_ns, ttft or None, gaps[i] if gaps else [], output, here)
             if not seen and latency and self._ttfts is None:
-                seen = {"last_token_ns": arrival_ns + round(latency * 1e9)}
+                # An embedding has no tokens, its end is told; of an answer the latency ends at its last token.
+                ended = "end_ns" if "input_sequence_throughput" in document else "last_token_ns"
+                seen = {ended: arrival_ns + round(latency * 1e9)}
             labels = {} if self._starts is not None else {"arrival": ASSUMED}
             if waits and waits[i]:
                 labels["client_queue_s"] = f"{seconds(waits[i], here, 'queue_times'):.6f}"
@@ -172,7 +174,7 @@ class _Run:
                 "request_id": f"{TOOL}-{i}" if prefix is None else f"{prefix}{i}",
                 "labels": labels,
                 "arrival_ns": arrival_ns,
-                "at_ns": seen.get("last_token_ns", arrival_ns),
+                "at_ns": seen.get("last_token_ns", seen.get("end_ns", arrival_ns)),
                 "prompt_tokens": prompt,
                 **seen,
                 **({"state": "finished", "http_status": 200} if seen and not error else shared.failure(error)),
