@@ -17,6 +17,7 @@ from engine_probe.errors import UsageError
 
 ENGINES: Final[dict[str, str]] = {
     "dynamo": "engine_probe.adapters.dynamo:DynamoAdapter",
+    "llm-d": "engine_probe.adapters.llm_d:LlmdAdapter",
     "vllm-stack": "engine_probe.adapters.vllm_stack:VllmStackAdapter",
     "vllm-router": "engine_probe.adapters.routers:VllmRouterAdapter",
     "sglang-router": "engine_probe.adapters.routers:SglangRouterAdapter",
