@@ -49,9 +49,10 @@ def arrow_type(column: Column) -> pa.DataType:
 
 def table_from_rows(kind: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Rows (dicts, missing keys are null) -> Arrow table with the full schema of `kind`."""
-    import pyarrow as pa
-
-    return pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema(kind))
+    kept = list(rows)
+    told = set().union(*kept)
+    columns = {name: [row.get(name) for row in kept] for name in arrow_schema(kind).names if name in told}
+    return table_from_columns(kind, columns, len(kept))
 
 
 def table_from_columns(kind: str, columns: Mapping[str, Any], num_rows: int) -> pa.Table:

@@ -23,7 +23,8 @@ MAX_TEXT: Final = 4_096
 _NOTHING: Final = frozenset(("", "-"))
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}  # fmt: skip
 _INT_MAX: Final = 1 << 63
-_MISSING: Final = object()
+_HUGE: Final = Decimal("1e30")
+_NUMBERS: Final = frozenset((int, float, str, Decimal))
 
 Record = Mapping[str, Any]
 Conditions = Mapping[tuple[str, ...], re.Pattern[str]]
@@ -95,8 +96,8 @@ class Rule:
         if not self.fields:
             return self.constant
         for path in self.fields:
-            value = lookup(record, path)
-            if value is not None and not (isinstance(value, str) and value.strip() in _NOTHING):
+            value = record.get(path[0]) if len(path) == 1 else lookup(record, path)
+            if value is not None and not (type(value) is str and value.strip() in _NOTHING):
                 return value
         return None
 
@@ -123,9 +124,9 @@ class Rule:
 def lookup(record: Any, path: Sequence[str]) -> Any:
     """The value at a path; None where something on the way is absent or of another kind."""
     for step in path:
-        if isinstance(record, Mapping):
+        if type(record) is dict:
             record = record.get(step)
-        elif isinstance(record, list) and step.isdigit() and len(step) < 7:
+        elif type(record) is list and step.isdigit() and len(step) < 7:
             record = record[int(step)] if int(step) < len(record) else None
         else:
             return None
@@ -166,13 +167,13 @@ def read_shift(rule: Rule, value: Any) -> int:
 
 def decimal(value: Any) -> Decimal:
     """A finite number, exactly. Raises BadValue."""
-    if not isinstance(value, bool) and isinstance(value, int | float | str | Decimal):
+    if type(value) in _NUMBERS:
         try:
-            found = Decimal(str(value).strip())
-        except InvalidOperation:
-            found = Decimal("NaN")
-        if found.is_finite() and abs(found) < Decimal("1e30"):
-            return found
+            found = Decimal(value if type(value) is str else str(value))
+            if -_HUGE < found < _HUGE:
+                return found
+        except InvalidOperation:  # no number at all, or NaN, which has no order
+            pass
     raise BadValue(f"is {_shown(value)}, expected a number")
 
 
@@ -200,7 +201,7 @@ def _read_duration(rule: Rule, value: Any) -> float:
 
 
 def _read_count(rule: Rule, value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", value.strip()):
+    if type(value) is str and value[:2] == "0x" and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", value):
         return int(value.strip(), 16)
     number = decimal(value)
     if number != number.to_integral_value():
