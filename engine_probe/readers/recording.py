@@ -29,6 +29,7 @@ from engine_probe.adapters.thinning import Row
 from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
 from engine_probe.readers.lines import json_lines, text_lines
+from engine_probe.readers.marks import window_marks
 from engine_probe.readers.scrapes import ScrapeTarget, sample_table
 from engine_probe.readers.source import CHUNK_ROWS, FoundWindow, Notes, ReadOptions
 from engine_probe.schema import table_from_rows
@@ -84,7 +85,7 @@ class Recording:
             if isinstance(span, list) and len(span) == 2 and all(type(edge) is int for edge in span):
                 window = FoundWindow(name, span[0], span[1])
                 notes.windows.append(window)
-                marks += _window_marks(window)
+                marks += window_marks(window)
         for worker in scenario.get("workers") or []:
             at_ns = _dict(scenario.get("engine_ready_ns")).get(worker) or scenario.get("start_ns") or 0
             workers.append({"worker": worker, "at_ns": at_ns, **self._worker_facts(worker)})
@@ -329,14 +330,6 @@ def _version(text: Any) -> str | None:
     """The first word where it is a version: a description of the build is none."""
     word = str(text or "").split(" ")[0]
     return word if re.match(r"[vb]?\d", word) else None
-
-
-def _window_marks(window: FoundWindow) -> list[dict[str, Any]]:
-    attrs = {"window": window.name, "start_ns": str(window.start_ns), "end_ns": str(window.end_ns)}
-    return [
-        _mark("experiment", at_ns, window.name, f"The {window.name} window {verb}.", attrs | {"edge": edge})
-        for edge, verb, at_ns in (("start", "began", window.start_ns), ("end", "ended", window.end_ns))
-    ]
 
 
 def _clock_mark(subject: str, at_ns: int) -> dict[str, Any]:

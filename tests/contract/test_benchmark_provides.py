@@ -16,7 +16,6 @@ from engine_probe.readers.mapping import shipped
 from engine_probe.readers.source import Notes, ReadOptions
 
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"
-SAMPLES = DATA.parent / "samples"
 
 
 def rows(path: Path, mapping: str | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -65,6 +64,12 @@ def test_a_format_fills_what_it_declares(source: Provides, files: list[str], rar
     """Exactly the declared names are filled by files of the tool; what these files lack is listed one by one."""
     seen = set().union(*(filled(rows(DATA / name)) for name in files))
     assert seen == source.names - names(rare)
+
+
+def test_mooncakes_trace_fills_what_it_declares() -> None:
+    """The public trace that comes along; sessions stand only in AIPerf's extended lines."""
+    trace = DATA.parents[2] / "examples" / "traces" / "mooncake_conversation.jsonl.gz"
+    assert filled(rows(trace)) == declared_here.MOONCAKE.names - names("request: session_id")
 
 
 @pytest.mark.parametrize(

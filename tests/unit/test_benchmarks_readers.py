@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine_probe.errors import UnknownFormat
-from engine_probe.readers.benchmarks.rows import ANCHOR_NS
 from engine_probe.readers.detect import open_source
+from engine_probe.readers.mooncake import ANCHOR_NS
 from engine_probe.readers.source import Notes, ReadOptions
 
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"

@@ -14,13 +14,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.errors import UnknownFormat
+from engine_probe.readers.mooncake import ANCHOR_NS
 from engine_probe.readers.source import FoundWindow, ReadOptions
 from engine_probe.schema import table_from_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ANCHOR_NS: Final = 1_735_689_600_000_000_000  # 2025-01-01T00:00:00Z, for what has no instant at all
 ASSUMED: Final = "assumed"
 """Value of `labels.arrival` where the arrival is ours and not the tool's."""
 REJECTED: Final = frozenset((429, 503))

@@ -20,6 +20,7 @@ from engine_probe.readers.benchmarks.document import Counts, Document, Numbers, 
 from engine_probe.readers.benchmarks.rows import ASSUMED, seconds
 from engine_probe.readers.lines import MAX_DOCUMENT_BYTES, text_lines
 from engine_probe.readers.marks import window_marks
+from engine_probe.readers.mooncake import ANCHOR_NS
 from engine_probe.readers.source import FoundWindow, Notes, ReadOptions
 from engine_probe.schema import table_from_rows
 
@@ -113,7 +114,7 @@ class _Run:
             self._notes.left_out.append(
                 f"{self._name}: instants: the file has no date, its start is laid at 2025-01-01; give --start"
             )
-            return shared.ANCHOR_NS + position * 86_400_000_000_000
+            return ANCHOR_NS + position * 86_400_000_000_000
         self._notes.left_out.append(
             f"{self._name}: instants: the run is laid to end at its 'date', a local time without zone that is read as "
             "UTC; distances in time are exact, give --start for the first request's instant"
