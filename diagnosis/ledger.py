@@ -19,7 +19,7 @@ from diagnosis.censored import at_least_s, counted
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.spent import Context, own_work, token_s
-from diagnosis.step_work import AGAIN
+from diagnosis.step_work import AGAIN, others_by_steps
 from diagnosis.timeline import Spent, Timeline
 
 STALL = 8.0
@@ -273,11 +273,11 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
-    if AGAIN in shared:  # what it computed again itself lies in its own stall
-        own = r.get("recomputed_tokens") * (token_s(context) or 0.0)
-        shared[AGAIN] = np.clip(shared[AGAIN] - np.where(np.isfinite(own), own, stalls), 0.0, None)
+    # what steps did during its own stalls (its own computing again among it) is in the stalls already
+    going = np.divide(decode - np.minimum(stalls, decode), decode, out=np.ones(len(r)), where=decode > 0)
     for name, seconds in shared.items():
-        left = sheet.carve(left, name, seconds * (1.0 - slow))
+        mine = known_or_0(r.get("recomputed_tokens")) * (token_s(context) or 0.0) if name == AGAIN else 0.0
+        left = sheet.carve(left, name, np.clip(seconds - mine, 0.0, None) * going * (1.0 - slow))
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq
     if per_seq is not None:
@@ -303,7 +303,7 @@ def _stalls(facts: Facts, context: Context) -> F64:
 
 
 def _mean_others(facts: Facts) -> F64:
-    """Mean number of other requests of its worker that decoded while this one did, [n]."""
+    """Mean number of other requests of its worker that decoded while this one did, [n]: by steps where they tell, else by overlap."""
     r = facts.requests
     out = np.zeros(len(r))
     last = np.where(np.isfinite(r.last_token_s), r.last_token_s, r.end_s)
@@ -319,6 +319,8 @@ def _mean_others(facts: Facts) -> F64:
         cumulative = np.concatenate([[0.0], np.cumsum(level * np.diff(edges))])
         seconds = np.interp(end, edges, cumulative) - np.interp(first, edges, cumulative)
         out[rows] = seconds / np.maximum(end - first, 1e-9) - 1.0
+        counted = others_by_steps(facts.steps, r.worker_names[worker], r.engine_first_s[rows], r.engine_last_s[rows])
+        out[rows] = np.where(np.isfinite(counted), counted, out[rows])
     return out
 
 

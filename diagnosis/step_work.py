@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.facts import F64, I64, Facts
+from diagnosis.facts import F64, I64, Facts, StepFacts
 from diagnosis.rows import KINDS
 
 AGAIN, ORDINARY = "preemption_recompute", KINDS[-1]
@@ -80,6 +80,21 @@ def step_work(facts: Facts, worker: str | None, token_s: float | None) -> StepWo
     first = np.clip(prefill - recomputed, 0.0, None)[rows] * token_s
     first = spread(first[::-1], (room - again)[::-1], _neighbours(start, end)[::-1])[::-1]
     return StepWork(start, end, first / room, again / room)
+
+
+def others_by_steps(steps: StepFacts | None, worker: str | None, first_s: F64, last_s: F64) -> F64:
+    """Mean number of other sequences in the worker's decode steps between first and last token, [n]; NaN where no step tells."""
+    nothing = np.full(len(first_s), np.nan)
+    if steps is None or worker not in steps.worker_names:
+        return nothing
+    decoding = steps.get("decode_tokens")
+    mine = (steps.worker == list(steps.worker_names).index(worker)) & (np.nan_to_num(decoding) > 0)
+    if not mine.any():
+        return nothing
+    at, others = steps.at_s[mine], np.concatenate([[0.0], np.cumsum(decoding[mine] - 1.0)])
+    start, end = (np.searchsorted(at, instant, "right") for instant in (first_s, last_s))
+    count = end - start
+    return np.where(count > 0, (others[end] - others[start]) / np.maximum(count, 1), np.nan)
 
 
 def spread(seconds: F64, room: F64, joined: I64) -> F64:

@@ -110,6 +110,9 @@ class Engine:
                 r.done_prefill += n
                 if r.done_prefill >= r.target:
                     self._store(r, now)
+                    if r.lost_at is not None:  # what was computed again gave no token: a stall, as the contract has it
+                        r.stalled += now - r.lost_at
+                        r.lost_at = None
                     self._token(r, now)
             for r in decoding:
                 self._token(r, now)
@@ -238,7 +241,6 @@ class Engine:
             if r.preemptions:
                 r.recomputed += need
                 r.self_hit += r.hit
-                r.stalled += now - (r.lost_at or now)
             else:
                 r.scheduled, r.computed = now, need
                 self.queries += r.prompt
@@ -295,7 +297,9 @@ class Engine:
     def _preempt(self, r: _Request, now: float) -> None:
         self._release(r)
         r.preemptions += 1
-        r.held, r.lost_at = 0, now
+        r.held = 0
+        if r.tokens and r.lost_at is None:
+            r.lost_at = now
         self.preempted += 1
 
     def _token(self, r: _Request, now: float) -> None:

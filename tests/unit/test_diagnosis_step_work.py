@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from diagnosis.facts import BlockTotals, Facts, LineageFacts, StepFacts
 from diagnosis.ledger import Ledger, write
 from diagnosis.spent import Context
-from diagnosis.step_work import spread, step_work
+from diagnosis.step_work import others_by_steps, spread, step_work
 from tests.factories import facts, request_facts, work_model
 
 MS_A_TOKEN = 0.001
@@ -107,6 +107,25 @@ def test_idle_time_is_no_room() -> None:
     work = step_work(facts(request_facts([0.0]), steps=told), "w0", MS_A_TOKEN)
     assert work is not None
     assert work.first.tolist() == pytest.approx([0.0, 1.0])
+
+
+def test_others_are_counted_in_the_steps_that_decoded() -> None:
+    """Between 1 s and 4 s three steps end, with 3, 0 and 5 sequences: 2 and 4 others, 3 in the mean; the idle one counts nothing."""
+    told = steps([1.0, 1.0, 1.0, 1.0, 1.0], decode_tokens=[9, 3, 0, 5, 9])
+    assert others_by_steps(told, "w0", np.array([1.0]), np.array([4.0])).tolist() == [3.0]
+    assert np.isnan(others_by_steps(told, "w0", np.array([9.0]), np.array([9.5]))).all(), "no step in it"
+    assert np.isnan(others_by_steps(told, "w1", np.array([1.0]), np.array([4.0]))).all()
+    assert np.isnan(others_by_steps(None, "w0", np.array([1.0]), np.array([4.0]))).all()
+
+
+def test_what_happens_during_a_stall_is_not_counted_again() -> None:
+    """Half of 2 s of decoding was a stall; of the steps' 400 tokens computed again for others half fell into it: 0.2 s beside the stall."""
+    told = steps([0.5, 1.0, 1.0], prefill_tokens=[0, 200, 200], recomputed_tokens=[0, 200, 200])
+    requests = request_facts(
+        [0.0], queue=[0.0], prefill=[0.5], decode=[2.0], output_tokens=[11], computed_tokens=[0], stalled_s=[1.0]
+    )
+    found = ledger(facts(requests, steps=told, samples={"preemptions_total": 1.0}), "e2e")
+    assert row(found, "preemption_recompute") == [1.2]
 
 
 @pytest.mark.parametrize(
