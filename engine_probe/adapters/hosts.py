@@ -67,8 +67,9 @@ class HostAdapter(Adapter):
 
 def advanced(page: Page) -> Page:
     """The same page a little later: what counts has counted on. Only to find out which numbers such pages hold."""
-    samples = [
-        sample._replace(value=sample.value + 1.0) if "_total" in sample.series.name else sample
-        for sample in page.samples
-    ]
+    samples = []
+    for sample in page.samples:
+        value = sample.value + ("_total" in sample.series.name)
+        at_ns = None if sample.at_ns is None else sample.at_ns + 1_000_000_000
+        samples.append(sample._replace(value=value, at_ns=at_ns))
     return Page(samples, page.types, page.helps, page.is_openmetrics)
