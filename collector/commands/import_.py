@@ -312,7 +312,7 @@ def _text(summary: dict[str, Any], store: str) -> str:
     if summary["already_imported"]:
         lines = [f"Run {summary['run']} held this {summary['format']} already ({counts}); nothing was added."]
     else:
-        lines = [f"Imported a {summary['format']} as run {summary['run']}: {counts}."]
+        lines = [f"Imported {_article(summary['format'])} {summary['format']} as run {summary['run']}: {counts}."]
     for window in summary["windows"]:
         seconds = (window["end_ns"] - window["start_ns"]) / 1e9
         lines.append(f"  window {window['name']}: {seconds:.1f} s from {_iso(window['start_ns'])}")
@@ -326,6 +326,10 @@ def _text(summary: dict[str, Any], store: str) -> str:
     baseline = summary["other_runs"][-1] if summary["other_runs"] else "RUN"
     lines.append(f"Next: kvscope diagnose{where} --baseline {baseline} --suspect {summary['run']}")
     return "\n".join(lines)
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "AEIOaeio" or name.startswith("SGLang") else "a"
 
 
 def _windows(notes: Notes) -> list[dict[str, Any]]:
@@ -343,7 +347,7 @@ def _plain(value: Any) -> Any:
 
 def _preview_text(tried: dict[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {kind}" for kind, count in tried["rows"].items()) or "no rows"
-    lines = [f"Would import a {tried['format']}: {counts}. Nothing was stored (--dry-run)."]
+    lines = [f"Would import {_article(tried['format'])} {tried['format']}: {counts}. Nothing was stored (--dry-run)."]
     for kind, rows in tried["first"].items():
         for number, row in enumerate(rows, 1):
             lines.append(f"  {kind} {number}")
