@@ -56,6 +56,8 @@ def conclude(
     """What is said of the change. `comparable` False: the windows have no kind of request in common."""
     if min(judged.significance.n) < MIN_REQUESTS:
         return Conclusion("not_distinguishable", _too_few(case, judged))
+    if case.base_ledger.censored.all() and case.suspect_ledger.censored.all():
+        return Conclusion("not_distinguishable", _never_a_token(case, delta))
     unbounded = _unbounded(case, judged, delta)
     if unbounded is not None:
         return Conclusion("not_distinguishable", unbounded)
@@ -73,18 +75,22 @@ def conclude(
 def _changed(
     case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change, rows: Sequence[LedgerRow]
 ) -> Conclusion:
-    """The metric changed at the common mix: who owns it, or why nobody can be named."""
+    """The metric changed at the common mix: who owns it, what of it cannot be seen, or why nobody can be named."""
     opening, aside = _opening(case, judged, delta)
-    if causes:
-        return Conclusion("explained", f"{opening}: {_owners(case, judged, causes)}.{aside}", named=True)
     moved = _moved(case, judged)
     hidden = [r for r in rows if r.cause in UNOBSERVED]
     unseen = sum(_seconds(r, judged) for r in hidden) / moved if moved else 0.0
+    blind = ""
     if unseen > 0.5:
         where = listing([ROWS[r.cause] for r in hidden if _seconds(r, judged) * moved > 0])
-        share = percent(min(unseen, 1.0))
-        said = f"{opening}; {share} of the change lies where this setup cannot look: {where}.{aside}"
-        return Conclusion("not_observable", said)
+        blind = f"{percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}"
+    if causes:
+        said = f"{opening}: {_owners(case, judged, causes)}"
+        if blind:
+            return Conclusion("not_observable", f"{said}; {blind}.{aside}", named=True)
+        return Conclusion("explained", f"{said}.{aside}", named=True)
+    if blind:
+        return Conclusion("not_observable", f"{opening}; {blind}.{aside}")
     known = [r for r in rows if r.cause not in ("dependence", "other")]
     biggest = max(known, key=lambda r: abs(_seconds(r, judged)), default=None)
     largest = "" if biggest is None else f"; the largest part is {biggest.text} ({signed(_seconds(biggest, judged))})"
@@ -126,6 +132,13 @@ def _too_few(case: Case, judged: Judged) -> str:
     return (
         f"Too few requests to say anything: {base} in the baseline, {suspect} in the suspect window; at least {MIN_REQUESTS} each are "
         f"needed, and {need}."
+    )
+
+
+def _never_a_token(case: Case, delta: Change) -> str:
+    return (
+        f"{metric_name(case.metric)} cannot be compared: no request of either window got a first token; they ended after "
+        f"{seconds(delta.base_mean_s)} and {seconds(delta.suspect_mean_s)} in the mean."
     )
 
 

@@ -58,6 +58,8 @@ def tentative(verdict: Mapping[str, Any]) -> str:
     """A warning above causes that stand beside a change which is not established; else nothing."""
     if verdict["status"] == "explained" or not verdict["causes"]:
         return ""
+    if verdict["status"] == "not_observable":
+        return "In part: more than half of the change lies where this setup cannot look.\n\n"
     return "Tentative: the change itself is not established.\n\n"
 
 

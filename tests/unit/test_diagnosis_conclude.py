@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from diagnosis.conclude import Conclusion, conclude, fell, suspicious
 from diagnosis.traffic import Traffic
 from diagnosis.verdict import LedgerRow, NamedCause
+from diagnosis.wording import tentative
 from tests.verdicts import case, change, judged, named, significance
 
 NOT_ENOUGH = significance(enough=False, interval_95=None, changed=False, reason="too few tail episodes")
@@ -200,6 +203,36 @@ def test_not_observable() -> None:
         "not_observable",
         "P99 TTFT rose from 100 ms to 300 ms (mean 50.0 ms -> 150 ms); 80 % of the change lies where this setup cannot look: queue, cause "
         "not observable here.",
+    )
+
+
+def test_a_named_cause_does_not_hide_that_most_cannot_be_seen() -> None:
+    """Eviction owns a fifth, the rest is a queue that nobody can look into: the cause is shown, and the status is not `explained`."""
+    made = case({"queue_unobserved": (0.08, 0.16), "premature_eviction": (0.02, 0.04)})
+    rows = [row("queue_unobserved", 0.08, 0.16), row("premature_eviction", 0.02, 0.04)]
+    found = said(made, causes=[named("premature_eviction")], rows=rows)
+    assert (found.status, found.named) == ("not_observable", True)
+    assert found.sentence == (
+        "P99 TTFT rose from 100 ms to 300 ms (mean 50.0 ms -> 150 ms): premature_eviction owns 20 % of the change; 80 % of the change "
+        "lies where this setup cannot look: queue, cause not observable here."
+    )
+    shown = {"status": "not_observable", "causes": [{}]}
+    assert tentative(shown) == "In part: more than half of the change lies where this setup cannot look.\n\n"
+
+
+def test_windows_in_which_nobody_got_a_token_are_not_compared() -> None:
+    """All 400 requests of both windows gave up: what they waited is no TTFT."""
+    made = case()
+    everybody = np.ones(400, dtype=np.bool_)
+    made = replace(
+        made,
+        base_ledger=replace(made.base_ledger, censored=everybody),
+        suspect_ledger=replace(made.suspect_ledger, censored=everybody),
+    )
+    found = said(made)
+    assert found.status == "not_distinguishable"
+    assert found.sentence == (
+        "TTFT cannot be compared: no request of either window got a first token; they ended after 50.0 ms and 150 ms in the mean."
     )
 
 
