@@ -27,6 +27,16 @@ LINGER_S: Final = 2.0
 class ClientConnection(Link):
     """`exchange` is the request that is being answered, None between requests."""
 
+    __slots__ = (
+        "_buffer",
+        "_context",
+        "_has_ended",
+        "_linger_timer",
+        "_lingering",
+        "_since_ns",
+        "exchange",
+    )
+
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
@@ -150,10 +160,12 @@ class ClientConnection(Link):
             self._refuse(503, "This proxy is stopping.")
             return
         self.exchange = exchange = self._context.new_exchange(self, head, self._since_ns)
-        exchange.start()
+        # Before there is a connection, so that a short request leaves in one piece.
         if rest and not exchange.request_done:
             rest = exchange.request_data(rest)
         self._buffer = rest + self._buffer
+        if self.exchange is exchange:
+            exchange.start()
         if self._buffer:
             self._since_ns = self._context.now_ns()
 

@@ -34,6 +34,35 @@ MAX_REPLAY_BYTES: Final = 1 << 20
 class Exchange:
     """Made with a complete request head. `request_done`: the whole request came; `client` is told when all is over."""
 
+    __slots__ = (
+        "_answer",
+        "_answer_body",
+        "_body",
+        "_buffer",
+        "_client_ended",
+        "_connecting",
+        "_connection",
+        "_context",
+        "_head",
+        "_heard",
+        "_held",
+        "_is_over",
+        "_is_raw",
+        "_is_repeatable",
+        "_keeps_client",
+        "_now_ns",
+        "_observer",
+        "_problems",
+        "_sent_bytes",
+        "_tried",
+        "_unseen",
+        "_upstream",
+        "_was_reused",
+        "client",
+        "request_done",
+        "request_id",
+    )
+
     def __init__(
         self,
         context: Context,
@@ -45,6 +74,7 @@ class Exchange:
         self.client = client
         self.request_id = request_id
         self._context = context
+        self._now_ns = context.now_ns
         self._head = head
         self._body = head.body()
         self.request_done = self._body.done
@@ -54,6 +84,7 @@ class Exchange:
         self._tried: list[Upstream] = []
         self._problems: list[str] = []
         self._held: list[bytes] | None = []
+        self._unseen: list[bytes] = []
         self._is_repeatable = head.method in IDEMPOTENT or (
             context.repeats_posts or head.get(b"idempotency-key") is not None
         )
@@ -88,9 +119,9 @@ class Exchange:
         self._note_sent(mine)
         if self._connection is not None:
             self._connection.write(mine)
-        observer = self._observer
-        if observer is not None and pieces:
-            self._observe(lambda: observer.request_pieces(pieces))
+        self._unseen += pieces
+        if self._connection is not None:
+            self._look_at_request()
         return data[used:]
 
     def client_ended(self) -> None:
@@ -112,8 +143,7 @@ class Exchange:
                 self._connection.pause_reading()
             else:
                 self._connection.resume_reading()
-        if self._observer is not None:
-            self._observer.stalled(self._context.now_ns(), is_paused)
+        self._observe(lambda observer: observer.stalled(self._context.now_ns(), is_paused))
 
     def stop(self) -> None:
         """The proxy stops and waits no longer."""
@@ -131,8 +161,7 @@ class Exchange:
         self._upstream = choice.upstream
         self._tried.append(choice.upstream)
         choice.upstream.outstanding += 1
-        if self._observer is not None:
-            self._observer.routed(choice, begun, self._context.now_ns())
+        self._observe(lambda observer: observer.routed(choice, begun, self._context.now_ns()))
         connection = choice.upstream.take_idle(now_s())
         if connection is not None:
             self._was_reused = True
@@ -190,6 +219,13 @@ class Exchange:
             connection.pause_reading()
         if not connection.is_write_paused:
             self.client.resume_reading()
+        self._look_at_request()
+
+    def _look_at_request(self) -> None:
+        """Only once it was passed on."""
+        if self._unseen:
+            pieces, self._unseen = self._unseen, []
+            self._observe(lambda observer: observer.request_pieces(pieces))
 
     def _note_sent(self, data: bytes) -> None:
         """Keep what an upstream that comes later needs: all of it before there is one, and while it may be repeated."""
@@ -203,17 +239,16 @@ class Exchange:
 
     def _retry(self, reason: str) -> None:
         self._problems.append(reason)
-        if self._observer is not None:
-            self._observer.retried(reason)
+        self._observe(lambda observer: observer.retried(reason))
         self._next()
 
     # The upstream's side
 
     def upstream_data(self, data: bytes) -> None:
         """Bytes of the answer."""
-        now = self._context.now_ns()
-        self._heard, self._held = True, None
+        now = self._now_ns()
         if self._answer is None:
+            self._heard, self._held = True, None
             self._take_heads(data, now)
         else:
             self._take_body(data, b"", now)
@@ -285,30 +320,33 @@ class Exchange:
         elif not self._head.minor:
             headers.append((b"Connection", b"keep-alive"))
         status_line = b"HTTP/1.1 %d %b" % (answer.status, answer.reason)
-        observer = self._observer
-        if observer is not None:
-            self._observe(lambda: observer.answered(answer, now))
+        self._observe(lambda observer: observer.answered(answer, now))
         self._take_body(rest, render(status_line, headers), now)
 
     def _take_body(self, data: bytes, head: bytes, now: int) -> None:
         pieces: list[bytes] = []
         is_broken = False
-        used = len(data)
+        num_bytes = used = len(data)
         if not self._is_raw:
             try:
                 used = self._answer_body.feed(data, pieces)
             except BadFraming:
                 is_broken = self._is_raw = True
-        self.client.write(head + data if used == len(data) else head + data[:used])
+        if used != num_bytes:
+            data = data[:used]
+        self.client.write(head + data if head else data)
         observer = self._observer
         if observer is not None:
-            if pieces:
-                self._observe(lambda: observer.payload(pieces, now))
-            if is_broken:
-                self._observe(observer.unreadable)
+            try:
+                if pieces:
+                    observer.payload(pieces, now)
+                if is_broken:
+                    observer.unreadable()
+            except Exception as error:
+                self._failed_to_look(error)
         if self._answer_body.done and not self._is_raw:
             assert self._connection is not None
-            self._complete(self._connection, is_reusable=used == len(data))
+            self._complete(self._connection, is_reusable=used == num_bytes)
 
     def _body_closed(self) -> bool:
         return self._is_raw or self._answer_body.closed()
@@ -361,26 +399,25 @@ class Exchange:
             connection.exchange = None
             connection.abort()
         self._release()
-        observer, self._observer = self._observer, None
-        if observer is not None:
-            now = self._context.now_ns()
-            self._guarded(lambda: observer.ended(how, error, status, now))
+        now = self._context.now_ns()
+        self._look_at_request()
+        self._observe(lambda observer: observer.ended(how, error, status, now))
+        self._observer = None
 
     def _release(self) -> None:
         if self._upstream is not None:
             self._upstream.outstanding -= 1
             self._upstream = None
 
-    def _observe(self, look: Callable[[], None]) -> None:
+    def _observe(self, look: Callable[[Observer], None]) -> None:
         """Looking may fail; passing on may not."""
-        if not self._guarded(look) and self._observer is not None:
-            self._guarded(self._observer.unreadable)
+        if self._observer is not None:
+            try:
+                look(self._observer)
+            except Exception as error:
+                self._failed_to_look(error)
 
-    def _guarded(self, look: Callable[[], None]) -> bool:
-        try:
-            look()
-        except Exception as error:
-            # The traceback's locals hold content: only the kind of error and where it is are told.
-            self._context.observer_failed(error)
-            return False
-        return True
+    def _failed_to_look(self, error: Exception) -> None:
+        self._context.observer_failed(error)
+        if self._observer is not None:
+            self._observer.unreadable()

@@ -39,6 +39,11 @@ class Body(Protocol):
 class LengthBody:
     """A body of so many bytes; 0 for a message without one."""
 
+    __slots__ = (
+        "done",
+        "left",
+    )
+
     def __init__(self, length: int) -> None:
         self.left = length
         self.done = length == 0
@@ -59,6 +64,8 @@ class LengthBody:
 class UntilClose:
     """A body that ends with its connection."""
 
+    __slots__ = ("done",)
+
     def __init__(self) -> None:
         self.done = False
 
@@ -77,6 +84,14 @@ _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 class ChunkedBody:
     """A body in chunks."""
 
+    __slots__ = (
+        "_left",
+        "_line",
+        "_state",
+        "_trailer_bytes",
+        "done",
+    )
+
     def __init__(self) -> None:
         self.done = False
         self._state = _SIZE
@@ -86,6 +101,15 @@ class ChunkedBody:
 
     def feed(self, data: bytes, pieces: list[bytes]) -> int:
         at, end = 0, len(data)
+        if self._state == _SIZE and not self._line:
+            # Almost always a read is one chunk, whole: what follows is this case of the loop below, in one step.
+            newline = data.find(b"\r\n", 0, 18)
+            match = _SIZE_LINE.match(data[:newline]) if newline > 0 else None
+            if match is not None:
+                size = int(match[1], 16)
+                if size and newline + size + 4 == end and data.endswith(b"\r\n"):
+                    pieces.append(data[newline + 2 : -2])
+                    return end
         while at < end and not self.done:
             if self._state == _DATA:
                 stop = min(at + self._left, end)

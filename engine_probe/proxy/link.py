@@ -17,11 +17,17 @@ READ_BYTES: Final = 65536
 WRITE_HIGH_BYTES: Final = 65536
 _RESET = struct.pack("ii", 1, 0)
 
-_buffer = memoryview(bytearray(READ_BYTES))
+buffer = memoryview(bytearray(READ_BYTES))
 
 
 class Link(asyncio.BufferedProtocol):
     """One connection. Subclasses say what happens to bytes (`received`) and to the end (`lost`)."""
+
+    __slots__ = (
+        "_is_read_paused",
+        "is_write_paused",
+        "transport",
+    )
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -39,10 +45,10 @@ class Link(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _buffer
+        return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.received(bytes(_buffer[:nbytes]))
+        self.received(bytes(buffer[:nbytes]))
 
     def received(self, data: bytes) -> None:
         """Bytes came in."""

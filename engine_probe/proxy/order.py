@@ -58,6 +58,23 @@ class OpenAnswers:
 class Order:
     """The judge of one answer. `findings`: (check, what, request id of the other answer or None), one of each kind."""
 
+    __slots__ = (
+        "_begun_blocks",
+        "_ended_blocks",
+        "_ended_choices",
+        "_id_seen",
+        "_kinds",
+        "_last_block",
+        "_model",
+        "_model_seen",
+        "_open",
+        "_sequence",
+        "answer_id",
+        "findings",
+        "ids_tell",
+        "request_id",
+    )
+
     def __init__(self, request_id: str, open_answers: OpenAnswers) -> None:
         self.request_id = request_id
         self.answer_id: str | None = None

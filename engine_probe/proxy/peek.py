@@ -26,6 +26,19 @@ _SPACE = b" \t\r\n"
 class Peek:
     """`feed` the body; `values` holds what of `wanted` (and, as dicts, of the objects `nested`) was found so far."""
 
+    __slots__ = (
+        "_depth",
+        "_escaped",
+        "_in_string",
+        "_is_dead",
+        "_is_key",
+        "_key",
+        "_nested",
+        "_text",
+        "_wanted",
+        "values",
+    )
+
     def __init__(self, wanted: Iterable[str], nested: Iterable[str] = ()) -> None:
         self.values: dict[str, Any] = {}
         self._nested = frozenset(nested)

@@ -15,6 +15,7 @@ from msgspec import Raw
 from engine_probe.adapters.llamacpp import ENGINE as LLAMA
 from engine_probe.adapters.llamacpp import model_name, timings_columns
 from engine_probe.proxy.order import Order
+from engine_probe.proxy.pattern import Pattern
 from engine_probe.proxy.shapes import count, holds, small, small_dict
 from engine_probe.proxy.tokens import TokenLog
 from engine_probe.proxy.usage import metrics_columns, usage_columns
@@ -47,9 +48,26 @@ def identifier(value: object, limit: int = 200) -> str | None:
 class Reading:
     """The state of one answer. `order` checks that its pieces belong to it."""
 
+    __slots__ = (
+        "_running",
+        "api",
+        "columns",
+        "engine",
+        "error",
+        "finish_reasons",
+        "has_end",
+        "is_recognised",
+        "model",
+        "num_unreadable",
+        "order",
+        "pattern",
+        "tokens",
+    )
+
     def __init__(self, order: Order) -> None:
         self.order = order
         self.tokens = TokenLog()
+        self.pattern: Pattern | None = None
         self.api: str | None = None
         self.engine: str | None = None
         self.model: str | None = None

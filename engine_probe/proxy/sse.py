@@ -27,6 +27,17 @@ class Event(NamedTuple):
 class SseParser:
     """`feed` bytes, get the events that they complete."""
 
+    __slots__ = (
+        "_after_cr",
+        "_data",
+        "_is_skipping",
+        "_is_start",
+        "_line",
+        "_name",
+        "_size",
+        "num_skipped",
+    )
+
     def __init__(self) -> None:
         self.num_skipped = 0
         self._is_start = True
@@ -52,6 +63,11 @@ class SseParser:
             if plain is not None:
                 return plain
         return self._lines(chunk)
+
+    @property
+    def is_between(self) -> bool:
+        """The last event is whole, and nothing of a next one has come."""
+        return not self._line and not self._size and not self._name and not self._after_cr and not self._is_start
 
     def finish(self) -> list[Event]:
         """The stream ended: what was begun, where there is something."""

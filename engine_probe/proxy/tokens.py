@@ -21,6 +21,18 @@ MAX_ENTRIES: Final = 1 << 17
 class TokenLog:
     """`add` each chunk that held tokens. Instants are monotonic ns."""
 
+    __slots__ = (
+        "_entry_ns",
+        "_followed",
+        "_merged",
+        "_tokens",
+        "choices",
+        "first_ns",
+        "is_cut",
+        "last_ns",
+        "num_chunks",
+    )
+
     def __init__(self) -> None:
         self.first_ns: int | None = None
         self.last_ns: int | None = None
@@ -29,29 +41,38 @@ class TokenLog:
         self.is_cut = False
         self._followed: int | None = None
         self._entry_ns = array("q")
-        self._chunks = array("q")
-        self._tokens = array("q")
-        self._is_told = True
+        self._merged: dict[int, int] = {}
+        self._tokens: array[int] | None = array("q")
 
     def add(self, now_ns: int, choice: int = 0, tokens: int | None = None) -> None:
         """A chunk of this choice came. tokens: how many it says it holds, None where it says nothing."""
-        self.num_chunks += 1
         if self.first_ns is None:
             self.first_ns, self._followed = now_ns, choice
-        self.last_ns = now_ns
         if choice not in self.choices and len(self.choices) < 1024:
             self.choices.add(choice)
         if choice != self._followed:
+            self.num_chunks += 1
+            self.last_ns = now_ns
             return
         if tokens is None:
-            self._is_told = False
-        if self._entry_ns and self._entry_ns[-1] == now_ns:
-            self._chunks[-1] += 1
-            self._tokens[-1] += tokens or 0
-        elif len(self._entry_ns) < MAX_ENTRIES:
-            self._entry_ns.append(now_ns)
-            self._chunks.append(1)
-            self._tokens.append(tokens or 0)
+            self._tokens = None
+        elif self._tokens is not None:
+            if self._entry_ns and self._entry_ns[-1] == now_ns:
+                self._tokens[-1] += tokens
+            elif len(self._entry_ns) < MAX_ENTRIES:
+                self._tokens.append(tokens)
+        self.add_plain(now_ns)
+
+    def add_plain(self, now_ns: int) -> None:
+        """A chunk like the one before it: of the choice that is followed, saying nothing of its tokens."""
+        self.num_chunks += 1
+        self.last_ns = now_ns
+        entries = self._entry_ns
+        if entries and entries[-1] == now_ns:
+            last = len(entries) - 1
+            self._merged[last] = self._merged.get(last, 1) + 1
+        elif len(entries) < MAX_ENTRIES:
+            entries.append(now_ns)
         else:
             self.is_cut = True
 
@@ -61,12 +82,19 @@ class TokenLog:
 
         if not self._entry_ns or self.is_cut:
             return None
-        if self._is_told:
+        if self._tokens is not None:
             told = np.array(self._tokens, dtype=np.int64)
             return told if output_tokens is None or len(self.choices) > 1 or told.sum() <= output_tokens else None
         if len(self.choices) == 1 and output_tokens == self.num_chunks:
-            return np.array(self._chunks, dtype=np.int64)
+            chunks = np.ones(len(self._entry_ns), dtype=np.int64)
+            for entry, number in self._merged.items():
+                chunks[entry] = number
+            return chunks
         return None
+
+    def follows(self, choice: int) -> bool:
+        """The entries are of this choice."""
+        return choice == self._followed
 
     def instants(self) -> npt.NDArray[np.int64] | None:
         """The instant of each entry, ascending; None where there is none, or were more than are kept."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_probe.proxy.link import Link
+from engine_probe.proxy.link import Link, buffer
 
 if TYPE_CHECKING:
     from engine_probe.proxy.exchange import Exchange
@@ -16,17 +16,24 @@ if TYPE_CHECKING:
 class UpstreamConnection(Link):
     """`exchange` is the request it works for, None while it is idle."""
 
+    __slots__ = (
+        "exchange",
+        "idle_since_s",
+        "num_requests",
+    )
+
     def __init__(self) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
         self.idle_since_s = 0.0
         self.num_requests = 0
 
-    def received(self, data: bytes) -> None:
-        if self.exchange is None:
+    def buffer_updated(self, nbytes: int) -> None:
+        exchange = self.exchange
+        if exchange is None:
             self.abort()
         else:
-            self.exchange.upstream_data(data)
+            exchange.upstream_data(bytes(buffer[:nbytes]))
 
     def eof_received(self) -> bool:
         # Not left to the transport, which would wait until everything written is taken: nobody may be reading any more.

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.proxy.dialects import read_event, read_whole
 from engine_probe.proxy.heads import RequestHead, ResponseHead
-from engine_probe.proxy.inflate import Inflater, Unreadable, inflater
+from engine_probe.proxy.inflate import Identity, Inflater, Unreadable, inflater
 from engine_probe.proxy.order import Order
+from engine_probe.proxy.pattern import Pattern
 from engine_probe.proxy.peek import Peek
 from engine_probe.proxy.reading import Reading
 from engine_probe.proxy.rows import check_rows, request_row
@@ -35,6 +36,32 @@ _PICKED_OBJECTS: Final = ("usage", "timings", "metrics", "meta_info")
 class Watch:
     """The observer of one request. `columns` come from its headers."""
 
+    __slots__ = (
+        "_inflate",
+        "_is_plain",
+        "_mode",
+        "_pattern",
+        "_picked",
+        "_recording",
+        "_sse",
+        "_stall_ns",
+        "_stalled_since_ns",
+        "_whole",
+        "answer",
+        "arrival_ns",
+        "asked",
+        "body_ns",
+        "columns",
+        "head",
+        "is_stream",
+        "job",
+        "labels",
+        "reading",
+        "request_id",
+        "retries",
+        "upstream",
+    )
+
     def __init__(
         self, recording: Recording, head: RequestHead, request_id: str, arrival_ns: int, columns: dict[str, Any]
     ) -> None:
@@ -54,6 +81,8 @@ class Watch:
         self._recording = recording
         self._mode = _UNREAD
         self._inflate: Inflater | None = None
+        self._is_plain = False
+        self._pattern: Pattern | None = None
         self._sse = SseParser()
         self._whole: bytearray | None = None
         self._picked: Peek | None = None
@@ -85,6 +114,7 @@ class Watch:
         if not self.is_stream and kind != b"application/json" and not kind.endswith(b"+json"):
             return
         self._inflate = inflater(head.get(b"content-encoding"))
+        self._is_plain = isinstance(self._inflate, Identity)
         if self._inflate is None:
             self.labels["unreadable"] = "content-encoding"
         elif self.is_stream:
@@ -98,12 +128,14 @@ class Watch:
             return
         try:
             for piece in pieces:
-                for part in self._inflate.feed(piece):
-                    if self._mode == _STREAM:
-                        for event in self._sse.feed(part):
-                            read_event(self.reading, event.name, event.data, now_ns)
+                if self._is_plain:
+                    if self._pattern is not None and self._pattern.fits(piece):
+                        self.reading.tokens.add_plain(now_ns)
                     else:
-                        self._take_whole(part)
+                        self._take(piece, now_ns)
+                else:
+                    for part in self._inflate.feed(piece):
+                        self._take(part, now_ns)
         except Unreadable:
             self.labels["unreadable"] = "content-encoding"
             self._stop_reading()
@@ -130,6 +162,15 @@ class Watch:
             self._recording.note("check", now_ns, check)
         self._recording.finish(row, self.job)
 
+    def _take(self, part: bytes, now_ns: int) -> None:
+        if self._mode != _STREAM:
+            self._take_whole(part)
+            return
+        reading, sse = self.reading, self._sse
+        for name, data in sse.feed(part):
+            read_event(reading, name, data, now_ns)
+        self._pattern = reading.pattern if sse.is_between else None
+
     def _take_whole(self, part: bytes) -> None:
         if self._picked is not None:
             self._picked.feed(part)
@@ -154,4 +195,4 @@ class Watch:
         self._stop_reading()
 
     def _stop_reading(self) -> None:
-        self._mode, self._whole, self._picked, self._inflate = _UNREAD, None, None, None
+        self._mode, self._whole, self._picked, self._inflate, self._pattern = _UNREAD, None, None, None, None

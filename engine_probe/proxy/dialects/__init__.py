@@ -23,7 +23,7 @@ def read_event(reading: Reading, name: bytes, data: bytes, now_ns: int) -> None:
         reading.num_unreadable += bool(data.strip())
         return
     if document.choices is not None:
-        chat.chunk(reading, document, now_ns)
+        chat.chunk(reading, document, data, now_ns)
     elif document.type is not None:
         if document.type.startswith("response."):
             responses.chunk(reading, document, now_ns)

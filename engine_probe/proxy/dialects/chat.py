@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine_probe.proxy.pattern import learn
 from engine_probe.proxy.reading import Reading
 from engine_probe.proxy.shapes import Choice, Document, holds, small, small_dict
 
 _CHAT, _COMPLETIONS = "chat", "completions"
 
 
-def chunk(reading: Reading, document: Document, now_ns: int) -> None:
-    """One event: tokens of any of its choices, their ends, usage where it is told."""
+def chunk(reading: Reading, document: Document, data: bytes, now_ns: int) -> None:
+    """One event: tokens of any of its choices, their ends, usage where it is told. data: its bytes."""
     order = reading.order
-    choices = document.choices or ()
+    choices = document.choices or []
     held = [choice for choice in choices if _holds_tokens(choice)]
     has_tokens = bool(held)
     order.see_id(document.id, has_tokens=has_tokens)
@@ -36,15 +37,22 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
             gained = reading.gained("timings", only, timings.get("predicted_n"))
     if holds(document.metrics):
         reading.measure(document.metrics)
+    told: int | None = None
     for choice in held:
         index = choice.index or 0
         order.choice_tokens(index)
         told = _told(choice)
-        reading.token(now_ns, index, told if told is not None or len(held) > 1 else gained or None)
+        if told is None and len(held) == 1:
+            told = gained or None
+        reading.token(now_ns, index, told)
     for choice in choices:
         if holds(choice.finish_reason):
             _finish(reading, choice)
             order.choice_end(choice.index or 0)
+    # A plain chunk of text is what the next one will look like, but for the text.
+    is_plain = len(choices) == 1 and has_tokens and told is None and not holds(choices[0].finish_reason)
+    is_plain = is_plain and not holds(document.usage) and reading.tokens.follows(choices[0].index or 0)
+    reading.pattern = learn(data) if is_plain else None
 
 
 def whole(reading: Reading, document: Document) -> None:
