@@ -14,7 +14,15 @@ from typing import Any, Final
 
 from engine_probe.errors import UsageError
 from engine_probe.events import PHASES
-from store.percentile import nearest_rank, parse_quantile, quantile_sql, quantiles_sql, rank_index, rank_interval
+from store.percentile import (
+    nearest_rank,
+    parse_quantile,
+    quantile_sql,
+    quantiles_sql,
+    rank_index,
+    rank_interval,
+    weighted_rank,
+)
 
 __all__ = [
     "CACHE_SQL",
@@ -24,6 +32,7 @@ __all__ = [
     "Metric",
     "Slo",
     "at_least_one_slow",
+    "count_sql",
     "goodput_rps",
     "goodput_sql",
     "hit_class",
@@ -39,9 +48,45 @@ __all__ = [
     "rank_index",
     "rank_interval",
     "reusable_tokens",
+    "total_sql",
+    "weight",
+    "weight_sql",
+    "weighted_rank",
 ]
 
 Row = Mapping[str, Any]
+
+
+# Sampling: how many rows a row stands for
+
+
+_WEIGHT: Final = "(1.0 / coalesce({r}sample_rate, 1.0))"
+
+
+def weight(row: Row) -> float:
+    """How many rows a stored row stands for: 1 / sample_rate; null means that all were kept, so 1.
+
+    A sum of weights (Horvitz and Thompson 1952) estimates a count without bias whatever the rates were; a ratio of two such
+    sums at one rate is the plain ratio.
+    """
+    rate = row.get("sample_rate")
+    return 1.0 if rate is None else 1.0 / float(rate)
+
+
+def weight_sql(alias: str = "") -> str:
+    """SQL expression for `weight`."""
+    return _WEIGHT.format(r=f"{alias}." if alias else "")
+
+
+def total_sql(expression: str, alias: str = "") -> str:
+    """SQL aggregate: estimated sum of an expression over all rows that the stored ones stand for."""
+    return f"sum(({expression}) * {weight_sql(alias)})"
+
+
+def count_sql(alias: str = "", where: str | None = None) -> str:
+    """SQL aggregate: estimated number of rows that the stored ones (those that meet `where`) stand for; 0 without any."""
+    kept = "" if where is None else f" FILTER ({where})"
+    return f"coalesce(sum({weight_sql(alias)}){kept}, 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +185,13 @@ def itl_s(token_ns: Sequence[int] | None, token_counts: Sequence[int] | None = N
 
 
 THROUGHPUT: Final[dict[str, str]] = {
-    "output_tokens/s": "sum({r}output_tokens)",
-    "total_tokens/s": "sum({r}prompt_tokens + {r}output_tokens)",
-    "requests/s": "count(*)",
+    "output_tokens/s": f"sum({{r}}output_tokens * {_WEIGHT})",
+    "total_tokens/s": f"sum(({{r}}prompt_tokens + {{r}}output_tokens) * {_WEIGHT})",
+    "requests/s": f"sum({_WEIGHT})",
 }
-"""Unit -> SQL of what is counted over the finished requests of a window; divide by the window's seconds."""
+"""Unit -> SQL of what is counted over the finished requests of a window; divide by the window's seconds.
+
+Each row counts with its `weight`, so a sampled window gives an estimate. Null (not 0) where there is no request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +239,15 @@ def meets_slo_sql(slo: Slo, alias: str = "") -> str:
 
 
 def goodput_rps(rows: Sequence[Row], slo: Slo, window_s: float) -> float | None:
-    """Requests per second that finished within every limit; None for a window without length."""
+    """Requests per second that finished within every limit, each row with its `weight`; None for a window without length."""
     if window_s <= 0:
         return None
-    return sum(meets_slo(row, slo) for row in rows) / window_s
+    return sum(weight(row) for row in rows if meets_slo(row, slo)) / window_s
 
 
 def goodput_sql(slo: Slo, window_s: float, alias: str = "") -> str:
     """SQL aggregate for `goodput_rps`."""
-    return f"count(*) FILTER ({meets_slo_sql(slo, alias)}) / {float(window_s)!r}"
+    return f"{count_sql(alias, meets_slo_sql(slo, alias))} / {float(window_s)!r}"
 
 
 # Reuse of the prefix cache
@@ -233,13 +280,14 @@ def hit_class_sql(block_size: str, alias: str = "") -> str:
 
 CACHE_SQL: Final[dict[str, str]] = {
     "request_hit_ratio": (
-        "count(*) FILTER ({r}cached_tokens > 0) / nullif(count(*) FILTER ({r}cached_tokens IS NOT NULL), 0)"
+        f"coalesce(sum({_WEIGHT}) FILTER ({{r}}cached_tokens > 0), 0) "
+        f"/ sum({_WEIGHT}) FILTER ({{r}}cached_tokens IS NOT NULL)"
     ),
     "token_hit_ratio": (
-        "sum({r}cached_tokens) FILTER ({r}prompt_tokens IS NOT NULL) "
-        "/ nullif(sum({r}prompt_tokens) FILTER ({r}cached_tokens IS NOT NULL), 0)"
+        f"sum({{r}}cached_tokens * {_WEIGHT}) FILTER ({{r}}prompt_tokens IS NOT NULL) "
+        f"/ nullif(sum({{r}}prompt_tokens * {_WEIGHT}) FILTER ({{r}}cached_tokens IS NOT NULL), 0)"
     ),
-    "reused_tokens": "sum({r}cached_tokens)::BIGINT",
+    "reused_tokens": f"round(sum({{r}}cached_tokens * {_WEIGHT}))::BIGINT",
 }
 """Three numbers that are shown as three: share of requests with any reuse, share of prompt tokens, tokens. Self hits of
 preempted requests are in none of them."""

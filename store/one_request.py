@@ -54,8 +54,16 @@ def one_request_sql(condition: str, columns: Sequence[str] | None = None) -> str
     told = f"(PARTITION BY {_KEY} ORDER BY arrival_ns, rank)"
     begun = f"SELECT *, CASE WHEN {same} THEN 0 ELSE 1 END AS begins FROM ({ranked}) WINDOW told AS {told}"
     counted = f"SELECT *, sum(begins) OVER {told} AS place FROM ({begun})"
-    shown = "* EXCLUDE (rank, begins, place)" if columns is None else f"[{', '.join(map(_quoted, columns))}]"
-    return f"SELECT arg_min(COLUMNS({shown}), rank) FROM ({counted}) GROUP BY {_KEY}, place"
+    told_by_each = [name for name in columns or () if name != "sample_rate"]
+    shown = (
+        "* EXCLUDE (rank, begins, place, sample_rate)"
+        if columns is None
+        else f"[{', '.join(map(_quoted, told_by_each))}]"
+    )
+    # whoever kept more decides whether the request is here at all: at a higher rate everything is kept that is kept at a lower
+    rate = "CASE WHEN count(sample_rate) = count(*) THEN max(sample_rate) END AS sample_rate"
+    rates = f", {rate}" if columns is None or "sample_rate" in columns else ""
+    return f"SELECT arg_min(COLUMNS({shown}), rank){rates} FROM ({counted}) GROUP BY {_KEY}, place"
 
 
 def one_requests(

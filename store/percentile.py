@@ -68,6 +68,22 @@ def quantiles_sql(expression: str, quantiles: Sequence[str]) -> str:
     return f"quantile_disc({expression}, [{', '.join(decimals)}])"
 
 
+def weighted_rank(values: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], q: str) -> float | None:
+    """The nearest rank by weight: the smallest value whose cumulative weight reaches q of the total; None without values.
+
+    values [n], any order; weights [n] above 0. Equal weights give exactly the unweighted nearest rank.
+    """
+    if len(values) == 0:
+        return None
+    order = np.argsort(values, kind="stable")
+    if weights.min() == weights.max():
+        return float(values[order[rank_index(len(values), q) - 1]])
+    through = np.cumsum(weights[order])
+    # the sum is rounded, and a rounding must not push the rank to the next value
+    reached = float(parse_quantile(q)) * through[-1] * (1.0 - 4 * np.finfo(np.float64).eps * max(len(values), 64))
+    return float(values[order[min(int(np.searchsorted(through, reached, side="left")), len(values) - 1)]])
+
+
 @lru_cache(maxsize=4096)
 def rank_interval(n: int, q: str, confidence: str = "0.95") -> tuple[int | None, int | None]:
     """Ranks (1-based) whose values bound the q-quantile, each side missed with at most (1 - confidence) / 2.

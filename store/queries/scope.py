@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from engine_probe.errors import UsageError
 from engine_probe.events import KINDS
-from store.interface import Window
+from store.interface import Store, Window
 from store.statements import instant_column
 
 NS_PER_S: Final = 1_000_000_000
@@ -26,6 +26,16 @@ def in_window(kind: str, window: Window, alias: str = "") -> tuple[str, list[Any
         parts.append(f"{r}{column} < ?")
         params.append(window.end_ns)
     return " AND ".join(parts), params
+
+
+def sample_rates(store: Store, rows: str, params: Sequence[Any]) -> tuple[float | None, bool]:
+    """(lowest share kept of what these rows stand for, None where all were kept; whether their rates differ).
+
+    rows   "TABLE WHERE condition" or "(SELECT ...)"; it must have `sample_rate`
+    """
+    found = store.query(f"SELECT min(sample_rate), max(coalesce(sample_rate, 1.0)) FROM {rows}", params)
+    lowest, highest = (column[0].as_py() for column in found.columns)
+    return lowest, lowest is not None and lowest < highest
 
 
 def grouping(kind: str, by: Sequence[str]) -> list[str]:

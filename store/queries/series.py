@@ -1,6 +1,7 @@
 """Series over time: exact percentiles, rates and the state of the scheduler, by bucket and group.
 
-Invariant: a percentile is never formed across vantages, and never from other percentiles; n stands beside it.
+Invariant: a percentile is never formed across vantages, and never from other percentiles; n, the rows really seen, stands
+beside it. Rows at one sampling rate need no weights for a percentile; where rates differ, it is the nearest rank by weight.
 """
 
 from __future__ import annotations
@@ -8,14 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from store.interface import Store, Window
-from store.metrics import CACHE_SQL, THROUGHPUT, Slo, goodput_sql, metric, quantiles_sql, rank_index, rank_interval
-from store.queries.scope import bucket_sql, grouping, in_window
+from store.metrics import (
+    CACHE_SQL,
+    THROUGHPUT,
+    Slo,
+    count_sql,
+    goodput_sql,
+    metric,
+    quantiles_sql,
+    rank_interval,
+    weight_sql,
+    weighted_rank,
+)
+from store.queries.scope import bucket_sql, grouping, in_window, sample_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+FINISHED = "r.state = 'finished'"
+FAILED = "r.state <> 'finished'"
 
 
 def percentile_series(
@@ -40,8 +57,15 @@ def percentile_series(
         params.append(vantage)
     columns = ", ".join(f"q[{position}] AS {percentile_name(q)}" for position, q in enumerate(quantiles, 1))
     names = "".join(f"{name}, " for name in groups)
+    bucket = bucket_sql("request", bucket_s, "r")
+    if sample_rates(store, f"request AS r WHERE {condition}", params)[1]:
+        found = _lists(store, f"{bucket} AS bucket_ns, {_names(groups)}", measured, condition, params)
+        ranked = [[weighted_rank(*row, q) for row in _arrays(found)] for q in quantiles]
+        for q, column in zip(quantiles, ranked, strict=True):
+            found = found.append_column(percentile_name(q), pa.array(column, pa.float64()))
+        return found.drop_columns(["measured", "weights"])
     return store.query(
-        f"SELECT bucket_ns, {names}n, {columns} FROM (SELECT {bucket_sql('request', bucket_s, 'r')} AS bucket_ns, "
+        f"SELECT bucket_ns, {names}n, {columns} FROM (SELECT {bucket} AS bucket_ns, "
         f"{_names(groups)}count(*) AS n, {quantiles_sql(measured, quantiles)} AS q "
         f"FROM request AS r WHERE {condition} AND {measured} IS NOT NULL GROUP BY ALL) ORDER BY ALL",
         params,
@@ -65,12 +89,13 @@ def percentile_intervals(
     measured = metric(metric_name).expression("r")
     groups = grouping("request", by)
     condition, params = in_window("request", window, "r")
-    found = store.query(
-        f"SELECT {_names(groups)}list_sort(list({measured})) AS sorted FROM request AS r "
-        f"WHERE {condition} AND r.vantage = ? AND {measured} IS NOT NULL GROUP BY ALL ORDER BY ALL",
-        [*params, vantage],
-    )
-    rows = [_with_interval(row, quantile, confidence) for row in found.to_pylist() if row["sorted"]]
+    found = _lists(store, _names(groups), measured, f"{condition} AND r.vantage = ?", [*params, vantage])
+    named = found.select(groups).to_pylist() if groups else [{}] * found.num_rows
+    rows = [
+        {**row, **_interval(*arrays, quantile, confidence)}
+        for row, arrays in zip(named, _arrays(found), strict=True)
+        if len(arrays[0])
+    ]
     fields: list[Any] = [(name, pa.string()) for name in groups]
     fields += [("n", pa.int64()), ("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64())]
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
@@ -85,23 +110,27 @@ def rate_series(
     vantage: str,
     slo: Slo | None = None,
 ) -> pa.Table:
-    """Load and yield: bucket_ns, the groups, num_arrived, num_finished, num_failed, output_tokens_per_s,
+    """Load and yield: bucket_ns, the groups, num_seen, num_arrived, num_finished, num_failed, output_tokens_per_s,
     total_tokens_per_s, requests_per_s, request_hit_ratio, token_hit_ratio, reused_tokens, and goodput_rps for an SLO.
 
-    A request counts in the bucket of its arrival; tokens are those of finished requests, over the whole bucket.
+    A request counts in the bucket of its arrival; tokens are those of finished requests, over the whole bucket. `num_seen` is
+    the number of rows; all else is estimated from them by their weight, which is exact where every request was kept.
     """
     groups = grouping("request", by)
     condition, params = in_window("request", window, "r")
+    none = {"requests/s": 0}  # no finished request is 0 of them, but unknown tokens
     throughput = [
-        f"{sql.format(r='r.')} FILTER (r.state = 'finished') / {float(bucket_s)!r} AS {unit.replace('/s', '_per_s')}"
+        f"coalesce({sql.format(r='r.')} FILTER (r.state = 'finished'), {none.get(unit, 'NULL')}) / {float(bucket_s)!r} "
+        f"AS {unit.replace('/s', '_per_s')}"
         for unit, sql in THROUGHPUT.items()
     ]
     cache = [f"{sql.format(r='r.')} AS {name}" for name, sql in CACHE_SQL.items()]
     goodput = [f"{goodput_sql(slo, bucket_s, 'r')} AS goodput_rps"] if slo is not None else []
     counted = [
-        "count(*) AS num_arrived",
-        "count(*) FILTER (r.state = 'finished') AS num_finished",
-        "count(*) FILTER (r.state <> 'finished') AS num_failed",
+        "count(*) AS num_seen",
+        f"round({count_sql('r')})::BIGINT AS num_arrived",
+        f"round({count_sql('r', where=FINISHED)})::BIGINT AS num_finished",
+        f"round({count_sql('r', where=FAILED)})::BIGINT AS num_failed",
     ]
     return store.query(
         f"SELECT {bucket_sql('request', bucket_s, 'r')} AS bucket_ns, {_names(groups)}"
@@ -138,12 +167,34 @@ def percentile_name(q: str) -> str:
     return f"p{int(digits[:2])}" + (f"_{rest}" if rest else "")
 
 
-def _with_interval(row: dict[str, Any], quantile: str, confidence: str) -> dict[str, Any]:
-    values = row.pop("sorted")
-    low, high = rank_interval(len(values), quantile, confidence)
-    value = values[rank_index(len(values), quantile) - 1]
-    bounds = {"low": values[low - 1] if low else None, "high": values[high - 1] if high else None}
-    return {**row, "n": len(values), "value": value, **bounds}
+def _lists(store: Store, groups: str, measured: str, condition: str, params: Sequence[Any]) -> pa.Table:
+    """`groups` as they are selected, n, and the known values with their weights as two lists, a row a group."""
+    return store.query(
+        f"SELECT {groups}count(*) AS n, list({measured}) AS measured, list({weight_sql('r')}) AS weights "
+        f"FROM request AS r WHERE {condition} AND {measured} IS NOT NULL GROUP BY ALL ORDER BY ALL",
+        list(params),
+    )
+
+
+def _arrays(lists: pa.Table) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """(values, weights) of each row of `_lists`."""
+    return [
+        tuple(np.asarray(lists[name][row].as_py() or [], dtype=np.float64) for name in ("measured", "weights"))  # type: ignore[misc]
+        for row in range(lists.num_rows)
+    ]
+
+
+def _interval(
+    values: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], quantile: str, confidence: str
+) -> dict[str, Any]:
+    """n (rows seen), value, low, high. Where rates differ, the interval is that of as many equal rows as they are worth."""
+    worth = float(weights.sum()) ** 2 / float((weights**2).sum())  # Kish 1965; n where all weigh the same
+    low, high = rank_interval(round(worth), quantile, confidence)
+    bounds = [
+        None if rank is None else weighted_rank(values, weights, f"{(rank - 0.5) / round(worth):.12f}")
+        for rank in (low, high)
+    ]
+    return {"n": len(values), "value": weighted_rank(values, weights, quantile), "low": bounds[0], "high": bounds[1]}
 
 
 def _names(groups: Iterable[str]) -> str:
