@@ -22,26 +22,36 @@ CACHED_VALUES: Final = 32_768
 
 
 def tallies_of(
-    requests: pa.Table, groups: Counts | None, num_groups: int, fresh: Mapping[str, Flags] | None = None
+    requests: pa.Table,
+    groups: Counts | None,
+    num_groups: int,
+    fresh: Mapping[str, Flags] | None = None,
+    weights: Floats | None = None,
 ) -> dict[str, Tallies]:
     """Every metric of METRICS that some row tells, by the group of its row (None: all are one group).
 
-    fresh   metric -> rows whose value counts; None: all do
+    fresh     metric -> rows whose value counts; None: all do
+    weights   how many requests each row stands for, [rows]; None: itself
     """
     found: dict[str, Tallies] = {}
     for metric, seconds in durations_of(requests).items():
         known = ~np.isnan(seconds) if fresh is None else ~np.isnan(seconds) & fresh[metric]
         if known.any():
-            found[metric] = tally(seconds[known], None if groups is None else groups[known], num_groups)
+            of_known = None if groups is None else groups[known]
+            found[metric] = tally(
+                seconds[known], of_known, num_groups, weights=None if weights is None else weights[known]
+            )
     if fresh is not None:
         requests, groups = requests.filter(pa.array(fresh["itl"])), None if groups is None else groups[fresh["itl"]]
+        weights = None if weights is None else weights[fresh["itl"]]
     instants, counts = one_array(requests.column("token_ns")), one_array(requests.column("token_counts"))
     if instants.null_count < len(instants):
         # A few rows at a time: the arrays of a whole batch leave the processor's cache and cost twice as much.
         rows = max(1, len(instants) * max(CACHED_VALUES, num_groups * NUM_BUCKETS) // (len(instants.flatten()) + 1))
         for start in range(0, len(instants), rows):
             of_part = None if groups is None else groups[start : start + rows]
-            part = tally_gaps(instants.slice(start, rows), counts.slice(start, rows), of_part, num_groups)
+            weight = None if weights is None else weights[start : start + rows]
+            part = tally_gaps(instants.slice(start, rows), counts.slice(start, rows), of_part, num_groups, weight)
             found["itl"] = found["itl"] + part if "itl" in found else part
     return found
 
@@ -61,7 +71,21 @@ def durations_of(requests: pa.Table) -> dict[str, Floats]:
         return {metric: np.where(seconds >= 0, seconds, np.nan) for metric, seconds in found.items()}
 
 
-def tally_gaps(token_ns: pa.ListArray, token_counts: pa.ListArray, groups: Counts | None, num_groups: int) -> Tallies:
+def weights_of(requests: pa.Table) -> Floats | None:
+    """How many requests each row stands for (`store.metrics.weight`), [rows]; None where every row was kept."""
+    rates = requests.column("sample_rate")
+    if rates.null_count == len(rates):
+        return None
+    return np.asarray(1.0 / pc.fill_null(rates, 1.0).to_numpy())
+
+
+def tally_gaps(
+    token_ns: pa.ListArray,
+    token_counts: pa.ListArray,
+    groups: Counts | None,
+    num_groups: int,
+    weights: Floats | None = None,
+) -> Tallies:
     """ITL by group: the gap before each chunk but a row's first; a chunk of k tokens counts k times gap / k."""
     lengths = _lengths(token_ns)
     instants = token_ns.flatten().to_numpy(zero_copy_only=False)
@@ -76,14 +100,20 @@ def tally_gaps(token_ns: pa.ListArray, token_counts: pa.ListArray, groups: Count
         tokens[starts] = 1
         seconds /= tokens
     spans = (instants[starts + lengths[rows] - 1] - instants[starts]) * 1e-9
+    if weights is not None:
+        spans *= weights[rows]
+        counted = np.repeat(weights, lengths) if tokens is None else np.repeat(weights, lengths) * tokens
+        counted[starts] = 0.0
     of_row = np.zeros(len(rows), np.int64) if groups is None else groups[rows]
     found = tally(
         seconds,
         None if groups is None else np.repeat(groups, lengths),
         num_groups,
-        weights=tokens,
+        weights=tokens if weights is None else counted,
         total_s=np.bincount(of_row, spans, minlength=num_groups).astype(np.float64),
     )
+    if weights is not None:
+        return found
     firsts = np.bincount(of_row, minlength=num_groups)
     found.fine[:, 0] -= firsts
     found.coarse[:, 0] -= firsts

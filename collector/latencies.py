@@ -2,7 +2,8 @@
 
 A request's durations are those of `durations.py`. Rows of an imported run are history and stay out. The engine's
 vantage is shown where a model has it, else the client's; the router's is never mixed in. A request that several rows tell
-(plugin and spans, a batch sent twice) counts once, with what any of them knows (`told.py`). Invariant: at most
+(plugin and spans, a batch sent twice) counts once, with what any of them knows (`told.py`). A row of a sample counts as the
+many requests that it stands for, so rates over these counters hold whatever the sampling rate was, or became. Invariant: at most
 `max_series` worker and model pairs have their own series; later ones share `other`, so that a client that invents names
 cannot fill the memory.
 """
@@ -17,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.durations import Flags, one_array, tallies_of
-from collector.sketches import Counts, Tallies
+from collector.durations import Flags, one_array, tallies_of, weights_of
+from collector.sketches import Counts, Floats, Tallies
 from collector.told import Bits, Told, bit, knows
 
 SUMS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "num_preemptions")
@@ -68,8 +69,8 @@ class Series:
 
     total: dict[str, Histogram] = field(default_factory=dict)
     minutes: dict[int, dict[str, Counts]] = field(default_factory=dict)
-    sums: dict[str, int] = field(default_factory=dict)
-    states: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    states: dict[str, float] = field(default_factory=dict)
 
 
 class Latencies:
@@ -105,14 +106,15 @@ class Latencies:
         age = newest + 1 - rows.column("at_ns").to_numpy() // MINUTE_NS
         age = np.where((age >= 0) & (age <= KEPT_MINUTES), age, LONG_AGO)
         pairs, of_pair = np.unique(of_row * (LONG_AGO + 1) + age, return_inverse=True)
-        fresh = None if counted is None else _fresh(rows, counted)
-        tallies = tallies_of(rows, None if len(pairs) == 1 else of_pair, len(pairs), fresh)
+        fresh, weights = None if counted is None else _fresh(rows, counted), weights_of(rows)
+        tallies = tallies_of(rows, None if len(pairs) == 1 else of_pair, len(pairs), fresh, weights)
         for position, pair in enumerate(pairs.tolist()):
             number, minutes_ago = divmod(pair, LONG_AGO + 1)
             minute = None if minutes_ago == LONG_AGO else newest + 1 - minutes_ago
             self._add(self._keys[number], minute, tallies, position)
         numbers, codes = np.unique(of_row, return_inverse=True)
-        sums, states = _sums(rows, codes, len(numbers), counted), {} if counted is not None else _states(rows, codes)
+        sums = _sums(rows, codes, len(numbers), counted, weights)
+        states = {} if counted is not None else _states(rows, codes, weights)
         for code, number in enumerate(numbers.tolist()):
             self._add_sums(self._series[self._keys[number]], sums, states, code)
         for series in self._series.values():
@@ -174,7 +176,7 @@ class Latencies:
 
     @staticmethod
     def _add_sums(
-        series: Series, sums: dict[str, list[int | None]], states: dict[tuple[int, str], int], number: int
+        series: Series, sums: dict[str, list[float | None]], states: dict[tuple[int, str], float], number: int
     ) -> None:
         for name, values in sums.items():
             value = values[number]
@@ -208,9 +210,11 @@ def _has_runs(requests: pa.Table) -> bool:
     return bool(column.null_count < len(column))
 
 
-def _sums(requests: pa.Table, of_row: Counts, num_series: int, counted: Bits | None) -> dict[str, list[int | None]]:
+def _sums(
+    requests: pa.Table, of_row: Counts, num_series: int, counted: Bits | None, weights: Floats | None
+) -> dict[str, list[float | None]]:
     """Column of SUMS -> its sum by series, None where no row of the series tells it; what was `counted` is not told again."""
-    found: dict[str, list[int | None]] = {}
+    found: dict[str, list[float | None]] = {}
     for name in SUMS:
         column = requests.column(name)
         if column.null_count == len(column):
@@ -220,8 +224,8 @@ def _sums(requests: pa.Table, of_row: Counts, num_series: int, counted: Bits | N
             known = known & (counted & bit(name) == 0)
         values = np.where(known, pc.fill_null(column, 0).to_numpy(), 0)
         told = np.bincount(of_row, known, minlength=num_series)
-        sums = np.bincount(of_row, values, minlength=num_series)
-        found[name] = [int(value) if count else None for value, count in zip(sums, told, strict=True)]
+        sums = np.bincount(of_row, values if weights is None else values * weights, minlength=num_series)
+        found[name] = [float(value) if count else None for value, count in zip(sums, told, strict=True)]
     return found
 
 
@@ -232,13 +236,14 @@ def _fresh(rows: pa.Table, counted: Bits) -> dict[str, Flags]:
     return {metric: ((told & bits) == bits) & ((counted & bits) != bits) for metric, bits in of.items()}
 
 
-def _states(requests: pa.Table, of_row: Counts) -> dict[tuple[int, str], int]:
-    """(number of the series, state) -> rows."""
+def _states(requests: pa.Table, of_row: Counts, weights: Floats | None) -> dict[tuple[int, str], float]:
+    """(number of the series, state) -> requests."""
     encoded = pc.dictionary_encode(one_array(requests.column("state")))
     words = encoded.dictionary.to_pylist()
-    pairs, counts = np.unique(of_row * len(words) + encoded.indices.to_numpy(), return_counts=True)
+    pairs, codes = np.unique(of_row * len(words) + encoded.indices.to_numpy(), return_inverse=True)
+    counts = np.bincount(codes, weights)
     return {
-        (int(pair) // len(words), words[int(pair) % len(words)]): int(count)
+        (int(pair) // len(words), words[int(pair) % len(words)]): float(count)
         for pair, count in zip(pairs, counts, strict=True)
     }
 

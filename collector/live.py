@@ -54,7 +54,7 @@ class Live:
         self._open: dict[str, OpenRequest] = {}
         self._ended: dict[str, None] = {}
         self._workers: dict[str, dict[str, Any]] = {}
-        self._evicted: dict[tuple[str, str], int] = {}
+        self._evicted: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
         self.num_dropped = 0
         self.sees_routes = False
@@ -70,7 +70,8 @@ class Live:
         if "block" in tables:
             blocks = _live_rows(tables["block"])
             evicted = blocks.filter(pc.equal(blocks.column("change"), "evicted"))
-            self._add_evictions("block", evicted.column("worker"), None)
+            rates = pc.fill_null(evicted.column("sample_rate"), 1.0)
+            self._add_evictions("block", evicted.column("worker"), pc.divide(1.0, rates))
 
     def open_requests(self, now_ns: int, limit: int) -> list[OpenRequest]:
         """The longest open first."""
@@ -89,8 +90,8 @@ class Live:
         with self._lock:
             return {name: dict(state) for name, state in sorted(self._workers.items())}
 
-    def evictions(self) -> dict[tuple[str, str], int]:
-        """(worker, kind of row that told) -> cached blocks evicted since the start."""
+    def evictions(self) -> dict[tuple[str, str], float]:
+        """(worker, kind of row that told) -> cached blocks evicted since the start; an estimate where block rows are a sample."""
         with self._lock:
             return dict(self._evicted)
 
@@ -138,17 +139,16 @@ class Live:
         told = steps.filter(pc.is_valid(steps.column("blocks_evicted")))
         self._add_evictions("step", told.column("worker"), told.column("blocks_evicted"))
 
-    def _add_evictions(self, kind: str, workers: pa.ChunkedArray, counts: pa.ChunkedArray | None) -> None:
+    def _add_evictions(self, kind: str, workers: pa.ChunkedArray, counts: pa.ChunkedArray) -> None:
         if len(workers) == 0:
             return
         names = pc.dictionary_encode(pc.fill_null(workers, "").combine_chunks())
-        weights = None if counts is None else counts.to_numpy()
-        sums = np.bincount(names.indices.to_numpy(), weights, minlength=len(names.dictionary))
+        sums = np.bincount(names.indices.to_numpy(), counts.to_numpy(), minlength=len(names.dictionary))
         with self._lock:
             for worker, count in zip(names.dictionary.to_pylist(), sums.tolist(), strict=True):
                 key = (worker, kind)
                 if key in self._evicted or len(self._evicted) < 2 * self._max_workers:
-                    self._evicted[key] = self._evicted.get(key, 0) + int(count)
+                    self._evicted[key] = self._evicted.get(key, 0.0) + count
 
     def _expire(self, now_ns: int) -> None:
         oldest = now_ns - self._expiry_ns

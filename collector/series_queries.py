@@ -7,7 +7,9 @@ What can be asked for:
     block.CHANGE                               count of block events
     sample.NAME                                a scraped number; `increase` of a counter survives its resets
 
-A quantile is nearest rank on the raw values of the bucket (`store/metrics.py`), never an average of quantiles.
+A quantile is nearest rank on the raw values of the bucket (`store/metrics.py`), never an average of quantiles. Where rows
+are a sample, counts, sums and means are estimates with each row's weight (1 / sample_rate), and a quantile is that of the
+rows; by weight, where their rates differ.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from diagnosis.windows import judged_vantage, vantages
 from engine_probe.errors import UsageError
 from engine_probe.events import KINDS, column
 from store.interface import Store, Window
 from store.lineage import window_sql
-from store.metrics import METRICS, metric, quantile_sql
+from store.metrics import METRICS, metric, quantile_sql, weight_sql, weighted_rank
+from store.queries.scope import sample_rates
 
 WORDS: Final = ("mean", "min", "max", "sum", "count", "last", "increase")
 GROUPS: Final = {
@@ -74,11 +79,12 @@ class _Source:
 
 
 def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
-    """`{metric, unit, stat, vantage, step_s, window, series: [{labels, points: [[at_ns, value, n], ...]}]}`.
+    """`{metric, unit, stat, vantage, sample_rate, step_s, window, series: [{labels, points: [[at_ns, value, n], ...]}]}`.
 
     Raises UsageError.
 
-    `at_ns` is the start of a bucket; buckets without rows are absent; `n` is the number of values behind a point.
+    `at_ns` is the start of a bucket; buckets without rows are absent; `n` is the number of values behind a point, as they
+    were seen. `sample_rate` is the lowest share of such rows that was kept, None where all were.
     """
     source = _source(store, wanted)
     for name in wanted.by:
@@ -89,7 +95,9 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
     step_ns = _step_ns(store, source, wanted)
     labels = ", ".join(wanted.by)
     stat = source.usual if wanted.stat is None else wanted.stat
-    aggregate = _aggregate(stat, source)
+    lowest, differ = sample_rates(store, f"({source.relation})", source.params)
+    by_weight = differ and stat not in WORDS
+    aggregate = _lists(stat) if by_weight else _aggregate(stat, source, weighted=lowest is not None)
     sql = (
         f"SELECT instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n"
         f"{', ' if labels else ''}{labels} FROM ({source.relation}) WHERE value IS NOT NULL "
@@ -104,12 +112,16 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
         )
     found: dict[tuple[Any, ...], list[list[Any]]] = {}
     for row in table.to_pylist():
+        if by_weight:
+            values, weights = (np.asarray(row["value"][part], dtype=np.float64) for part in "vw")
+            row["value"] = weighted_rank(values, weights, stat)
         found.setdefault(tuple(row[name] for name in wanted.by), []).append([row["bucket"], row["value"], row["n"]])
     return {
         "metric": wanted.metric,
         "unit": source.unit,
         "stat": stat,
         "vantage": source.vantage,
+        "sample_rate": lowest,
         "step_s": step_ns // 1_000_000_000,
         "window": str(wanted.window),
         "series": [
@@ -128,7 +140,7 @@ def _source(store: Store, wanted: SeriesRequest) -> _Source:
     if wanted.vantage is not None:
         raise UsageError(f"{wanted.metric} has no vantage; only metrics of requests have one", vantage=wanted.vantage)
     condition, params = window_sql(wanted.window, "at_ns")
-    groups = ", ".join(GROUPS.get(kind, ()))
+    groups = ", ".join((*GROUPS.get(kind, ()), "sample_rate"))
     if kind == "step":
         wanted_column = next((c for c in KINDS["step"] if c.name == rest and c.type in ("int64", "float64")), None)
         if wanted_column is None or rest == "at_ns":
@@ -150,7 +162,7 @@ def _source(store: Store, wanted: SeriesRequest) -> _Source:
 
 def _of_requests(wanted: SeriesRequest, vantage: str | None) -> _Source:
     condition, params = window_sql(wanted.window, "arrival_ns")
-    groups = ", ".join(GROUPS["request"])
+    groups = ", ".join((*GROUPS["request"], "sample_rate"))
     if vantage is not None:
         condition, params = f"{condition} AND vantage = ?", [*params, vantage]
     if wanted.metric == "requests":
@@ -180,7 +192,7 @@ def _of_requests(wanted: SeriesRequest, vantage: str | None) -> _Source:
 
 
 def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[Any]) -> _Source:
-    groups = ", ".join(GROUPS["sample"])
+    groups = ", ".join((*GROUPS["sample"], "sample_rate"))
     chosen = f"FROM sample WHERE {condition} AND name = ?"
     if wanted.stat != "increase":
         return _Source("sample", f"SELECT at_ns AS instant, value, {groups} {chosen}", [*params, name], "1", "last")
@@ -193,11 +205,20 @@ def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[A
     return _Source("sample", relation, [*params, name], "1", "last")
 
 
-def _aggregate(stat: str, source: _Source) -> str:
+def _lists(stat: str) -> str:
+    """What a quantile by weight is made of."""
+    quantile_sql("value", stat)  # refuses what is none
+    return f"{{'v': list(value::DOUBLE), 'w': list({weight_sql()})}}"
+
+
+def _aggregate(stat: str, source: _Source, *, weighted: bool) -> str:
     if stat == "increase" and source.kind != "sample":
         raise UsageError("increase is for counters among the samples: metric=sample.NAME_total", stat=stat)
     if stat not in WORDS:
         return quantile_sql("value", stat)
+    if weighted and stat in ("mean", "sum", "count"):
+        total, count = f"sum(value * {weight_sql()})", f"sum({weight_sql()})"
+        return {"mean": f"{total} / {count}", "sum": total, "count": count}[stat]
     by_word = {
         "mean": "avg(value)",
         "last": "arg_max(value, instant)",

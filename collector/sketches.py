@@ -17,7 +17,8 @@ import numpy.typing as npt
 from store.metrics import rank_index
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Counts = npt.NDArray[Any]
+"""Whole numbers; fractions where a row of a sample stands for several."""
 
 BOUNDS_S: Final[Floats] = np.array(
     """0.001 0.002 0.005 0.01 0.02 0.03 0.05 0.075 0.1 0.15 0.2 0.3 0.5 0.75
@@ -79,20 +80,20 @@ def tally(
 ) -> Tallies:
     """Count durations (s, finite, not negative) by group (None: all are group 0).
 
-    weights   how often each duration counts; None: once
+    weights   how often each duration counts (fractions too, and 0); None: once
     total_s   sums by group where the caller knows them cheaper
     """
     bucket = _bucket(values)
     fine = _count(bucket, groups, num_groups, NUM_BUCKETS, weights)
-    below = np.zeros((num_groups, NUM_BUCKETS + 1), np.int64)
+    below = np.zeros((num_groups, NUM_BUCKETS + 1), fine.dtype)
     np.cumsum(np.where(_AT_BOUND, 0, fine), axis=1, out=below[:, 1:])
-    coarse = np.diff(below[:, _LAST_OF_BOUND], axis=1, prepend=0)
+    coarse = np.maximum(np.diff(below[:, _LAST_OF_BOUND], axis=1, prepend=0), 0)  # fractions are rounded
     at_bound = _AT_BOUND.take(bucket)
     unsure = np.searchsorted(BOUNDS_S, values.compress(at_bound), side="left")
     if unsure.size:
         of_group = None if groups is None else groups.compress(at_bound)
         of_weight = None if weights is None else weights.compress(at_bound)
-        coarse += _count(unsure, of_group, num_groups, len(BOUNDS_S) + 1, of_weight)
+        coarse = coarse + _count(unsure, of_group, num_groups, len(BOUNDS_S) + 1, of_weight)
     if total_s is None:
         seconds = values if weights is None else values * weights
         of_value = np.zeros(len(seconds), np.int64) if groups is None else groups
@@ -102,10 +103,12 @@ def tally(
 
 def quantile(fine: Counts, q: str) -> float | None:
     """Nearest-rank quantile (s) of counts by log bucket, off by at most 1.6 %; None without durations."""
-    count = int(fine.sum())
+    count = round(float(fine.sum()))
     if count == 0:
         return None
-    bucket = int(np.searchsorted(np.cumsum(fine), rank_index(count, q), side="left"))
+    through = np.cumsum(fine)
+    rank = min(rank_index(count, q), through[-1])
+    bucket = int(np.searchsorted(through, rank, side="left"))
     return float((EDGES_S[bucket] + EDGES_S[bucket + 1]) / 2)
 
 
@@ -114,5 +117,7 @@ def _count(
 ) -> Counts:
     """[num_groups, width] how often each index occurs in each group."""
     flat = index if groups is None else groups * width + index
-    counts: Counts = np.bincount(flat, weights, minlength=num_groups * width).astype(np.int64)
+    counts: Counts = np.bincount(flat, weights, minlength=num_groups * width)
+    if weights is None or weights.dtype.kind != "f":
+        counts = counts.astype(np.int64)
     return counts.reshape(num_groups, width)

@@ -35,6 +35,9 @@ class SeriesAnswer(BaseModel):
     vantage: Literal["engine", "client", "router"] | None = Field(
         description="whose measurements these are; null where they are grouped by vantage, and for other kinds than requests"
     )
+    sample_rate: float | None = Field(
+        description="the lowest share of such rows that was kept, null where all were; below 1, counts, sums and means are estimates"
+    )
     step_s: int
     window: str
     series: list[OneSeries]
