@@ -40,20 +40,22 @@ class Zlib:
     def __init__(self, *, is_gzip: bool) -> None:
         self._is_gzip = is_gzip
         self._total = 0
-        self._inflate = zlib.decompressobj(wbits=31 if is_gzip else 15)
-        self._is_first = True
+        self._begin = b""
+        self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        if self._inflate is None:
+            self._begin = data = self._begin + data
+            if len(data) < 2:
+                return
+            # zlib's header is told by its check sum (RFC 1950, section 2.2); without it the stream is bare.
+            has_header = data[0] & 0x0F == 8 and (data[0] * 256 + data[1]) % 31 == 0
+            self._inflate = zlib.decompressobj(wbits=15 if has_header else -15)
         while data:
             try:
                 piece = self._inflate.decompress(data, STEP_BYTES)
             except zlib.error as error:
-                if not self._is_first or self._is_gzip:
-                    raise Unreadable(f"it is not {'gzip' if self._is_gzip else 'deflate'}") from error
-                self._inflate = zlib.decompressobj(wbits=-15)
-                self._is_first = False
-                continue
-            self._is_first = False
+                raise Unreadable(f"it is not {'gzip' if self._is_gzip else 'deflate'}") from error
             self._total += len(piece)
             if self._total > MAX_BYTES:
                 raise Unreadable(f"it unfolds to more than {MAX_BYTES >> 20} MiB")

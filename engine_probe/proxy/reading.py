@@ -151,4 +151,4 @@ class Reading:
         told = small(raw)
         words = [told.get(key) for key in ("type", "code", "status")] if isinstance(told, dict) else []
         kept = [str(word) if isinstance(word, int) else identifier(word, 64) for word in words]
-        self.error = " ".join(dict.fromkeys(word for word in kept if word)) or "error"
+        self.error = " ".join(dict.fromkeys(word for word in kept if word and word != "error")) or "error"

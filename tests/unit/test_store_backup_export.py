@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from engine_probe.codec import decode_ndjson
-from engine_probe.errors import StoreError, UsageError
+from engine_probe.errors import StoreError, StoreMisuse, UsageError
 from engine_probe.schema import arrow_schema, conform, table_from_rows
 from store import backup as backups
 from store.backup import backup
@@ -66,6 +67,21 @@ def test_a_backup_never_replaces_anything(store, tmp_path):
             backup(store, path)
     assert taken.read_text() == "mine"
     assert not (tmp_path / "other.duckdb").exists()
+
+
+@pytest.mark.parametrize("target", ["", "."])
+def test_a_backup_needs_the_name_of_a_file(store, target):
+    """An empty path is told as such."""
+    with pytest.raises(StoreMisuse, match=r"no path of a file to make"):
+        backup(store, Path(target))
+
+
+def test_what_fails_at_the_target_names_the_target(store):
+    """A place where no file can be made: the message is about that place and not about the store that is sound."""
+    with pytest.raises(StoreError, match=r"The store /proc/copy.duckdb failed"):
+        backup(store, Path("/proc/copy.duckdb"))
+    with pytest.raises(StoreError, match=r"/proc/step.csv failed"):
+        export(store, Path("/proc"), Window(), kinds=["step"], file_format="csv")
 
 
 def test_a_backup_that_fails_leaves_nothing(store, tmp_path, monkeypatch):

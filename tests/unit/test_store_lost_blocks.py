@@ -1,4 +1,6 @@
-"""Prompt blocks that were missed although they had been stored before: store/lost_blocks.py, diagnosis/load_lineage.py."""
+"""Prompt blocks that were missed although they had been stored before: store/lost_blocks.py, store/key_index.py,
+diagnosis/load_lineage.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from diagnosis.facts import Facts
 from diagnosis.load import load
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window
-from store.lost_blocks import Stored, evictions_of, stored_twice
+from store.key_index import KeyIndex
+from store.lost_blocks import evictions_of, stored_twice
 from store.open import open_store
 
 T0 = 1_780_000_000_000_000_000
@@ -169,17 +172,18 @@ def test_the_past_before_the_window_counts_and_its_future_does_not(store: Store)
     """Stored an hour before the window and again in it; what is stored after the window's end is not looked at."""
     put(store, [asked("a", 5.0, [7])], happened((-3600.0, "stored", 7), (6.0, "stored", 7), (200.0, "stored", 9)))
     found = stored_twice(store, WINDOW, by_worker=False)
-    assert found.keys.tolist() == [7]
+    assert found.index.keys.tolist() == [7]
     assert found.first_ns.tolist() == [T0 - 3600 * NS]
 
 
-@pytest.mark.parametrize("num_keys", [0, 1, 50, 20_000])
-def test_keys_are_found_whatever_passes_the_sieve(num_keys: int) -> None:
-    """Every key that is there and none that is not, among keys that differ in their lowest or in their highest bits."""
+@pytest.mark.parametrize("num_keys", [0, 1, 50, 20_000, 500_000])
+def test_keys_are_found_whether_they_share_a_slot_or_not(num_keys: int) -> None:
+    """Every key that is there and none that is not; many keys in 2^22 slots share some. 0 is a key like any other."""
     rng = np.random.default_rng(num_keys)
     there = np.unique(rng.integers(0, 1 << 40, num_keys, dtype=np.uint64) << np.uint64(20))
+    there = np.union1d(there, np.zeros(int(num_keys > 1), dtype=np.uint64))
     others = np.concatenate([there + np.uint64(1), rng.integers(0, 1 << 63, 1000, dtype=np.uint64)])
     keys = rng.permutation(np.concatenate([there, others]))
-    rows, position = Stored(there, np.zeros(len(there), dtype=np.int64), by_worker=False).find(keys)
+    rows, place = KeyIndex(there).find(keys)
     assert rows.tolist() == np.flatnonzero(np.isin(keys, there)).tolist()
-    assert (there[position] == keys[rows]).all()
+    assert (there[place] == keys[rows]).all()
