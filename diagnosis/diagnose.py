@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from diagnosis import windows
 from diagnosis.judge import judge
 from diagnosis.load import load
+from diagnosis.parallel import both
 from diagnosis.quantiles import parse_quantile
 from diagnosis.verdict import Verdict
 from engine_probe.errors import BadWindow, KvscopeError, UsageError
@@ -45,8 +47,10 @@ def diagnose(
     if why is not None:
         chosen = replace(chosen, why=why)
     vantage = _vantage(store, chosen) if vantage is None else vantage
-    base = load(store, chosen.base, chosen.base_name, vantage)
-    found = load(store, chosen.suspect, chosen.suspect_name, vantage)
+    base, found = both(
+        partial(load, store, chosen.base, chosen.base_name, vantage),
+        partial(load, store, chosen.suspect, chosen.suspect_name, vantage),
+    )
     return judge(base, found, chosen, metric, quantile, seed=seed)
 
 

@@ -21,6 +21,7 @@ from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
 from diagnosis.ledger import Ledger, metric_values
+from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
 from diagnosis.side_effects import side_effects
@@ -39,15 +40,17 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     """The verdict on why `metric` differs between two windows. Raises BadWindow where a window has no such metric."""
     checks = [*quality.check(base), *quality.check(suspect)]
     base, suspect, unequal = equal_sight(base, suspect)
-    model = calibrate(base, suspect)
-    ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
-    mix = _mix(base, suspect, ledger_b, ledger_s, seed)
-    comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
-    if not comparable:
-        mix = replace(
-            mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
-        )
-    judged = carry(ledger_b, ledger_s, mix, metric, quantile, seed)
+    with beside() as pool:
+        effects = pool.submit(side_effects, base, suspect, metric, seed)
+        model = calibrate(base, suspect)
+        ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
+        mix = _mix(base, suspect, ledger_b, ledger_s, seed)
+        comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
+        if not comparable:
+            mix = replace(
+                mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
+            )
+        judged = carry(ledger_b, ledger_s, mix, metric, quantile, seed)
     names, parts_b, parts_s = _align(ledger_b, ledger_s)
     attribution = attribute(
         names, parts_b, parts_s, judged.quantile, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed
@@ -107,7 +110,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         composition=composition(names, parts_b, parts_s, judged.quantile, mix),
         attribution=rows,
         causes=causes,
-        side_effects=side_effects(base, suspect, metric, seed),
+        side_effects=effects.result(),
         unexplained=unexplained(rows, causes, delta),
         excluded=excluded + more_excluded,
         not_observable=unseen,

@@ -23,7 +23,7 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
-from diagnosis.load_lineage import ASKED, block_size, knows_workers, lineage, names_blocks
+from diagnosis.load_lineage import ASKED, StoredBlocks, block_size, lineage, names_blocks
 from diagnosis.load_requests import (
     COLUMNS,
     SERVED_FIRST,
@@ -36,10 +36,10 @@ from diagnosis.load_requests import (
     seconds_since,
     told_twice,
 )
+from diagnosis.parallel import beside
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
-from store.lost_blocks import stored_twice
 from store.one_request import one_requests
 
 NOTHING = np.array(None, dtype=object)
@@ -61,22 +61,13 @@ STEP_NUMBERS = [
 
 def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     """Facts of one window as seen from `vantage` (client or engine). Raises BadWindow where it holds no request."""
-    table = in_arrival_order(
-        store.rows("request", window, [*COLUMNS, "prompt_blocks"], where="vantage = ?", params=[vantage])
-    )
-    delivered = table.num_rows
-    if told_twice(table):
-        table = _merged(store, window, vantage, [*COLUMNS, "prompt_blocks"], "arrival_ns, request_id")
-    num_again = delivered - table.num_rows
-    warm = is_warmup(table)
-    num_warmup = int(warm.sum())
-    table = table.filter(pa.array(~warm))
-    if table.num_rows == 0:
-        extra = f" ({num_warmup} warm-up requests are left out)" if num_warmup else ""
-        raise BadWindow(
-            f"window {name} ({window}) holds no {vantage} requests{extra}; see `kvscope requests list` for what is stored",
-            window=str(window),
-        )
+    with beside() as pool:
+        stored = StoredBlocks(store, window, vantage, pool)
+        return _load(store, window, name, vantage, stored)
+
+
+def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks) -> Facts:
+    table, num_again, num_warmup = _judged(store, window, name, vantage)
     origin = int(pc.min(table["arrival_ns"]).as_py())
     newest = max(int(pc.max(table[c]).as_py() or origin) for c in ("arrival_ns", "end_ns", "last_token_ns"))
     bounds = Window(
@@ -102,8 +93,7 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     size = block_size(workers) if blocks is not None and names_blocks(table) else None
     facts_lineage = None
     if size is not None:
-        stored = stored_twice(store, window, by_worker=knows_workers(table))
-        facts_lineage = lineage(store, window, requests, table.select(ASKED), stored, size)
+        facts_lineage = lineage(store, window, requests, table.select(ASKED), stored.of(table), size)
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     requests = estimate_computed(requests, samples, workers)
@@ -126,6 +116,26 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
         num_unfinished=int((~requests.finished).sum()),
         clock_error_s=_clock_error(marks),
     )
+
+
+def _judged(store: Store, window: Window, name: str, vantage: str) -> tuple[pa.Table, int, int]:
+    """(the window's requests in arrival order, one row each and without warm-up; rows merged into others; warm-up requests)."""
+    columns = [*COLUMNS, "prompt_blocks"]
+    table = in_arrival_order(store.rows("request", window, columns, where="vantage = ?", params=[vantage]))
+    delivered = table.num_rows
+    if told_twice(table):
+        table = _merged(store, window, vantage, columns, "arrival_ns, request_id")
+    num_again = delivered - table.num_rows
+    warm = is_warmup(table)
+    num_warmup = int(warm.sum())
+    table = table.filter(pa.array(~warm)) if num_warmup else table
+    if table.num_rows == 0:
+        extra = f" ({num_warmup} warm-up requests are left out)" if num_warmup else ""
+        raise BadWindow(
+            f"window {name} ({window}) holds no {vantage} requests{extra}; see `kvscope requests list` for what is stored",
+            window=str(window),
+        )
+    return table, num_again, num_warmup
 
 
 def _merged(store: Store, window: Window, vantage: str, columns: Sequence[str], order_by: str) -> pa.Table:

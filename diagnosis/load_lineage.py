@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Store, Window
 from store.lineage import cache_resets
-from store.lost_blocks import Stored, evictions_of, lost_blocks
+from store.lost_blocks import Stored, evictions_of, lost_blocks, stored_twice, what_rows_tell
 
 ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
 """Columns that tell what a request asked of the cache."""
@@ -27,6 +28,22 @@ def names_blocks(table: pa.Table) -> bool:
 def knows_workers(table: pa.Table) -> bool:
     """Whether every request names its worker."""
     return bool(table["worker"].null_count == 0)
+
+
+class StoredBlocks:
+    """Blocks that were stored twice: read beside the requests that miss them, since both take long."""
+
+    def __init__(self, store: Store, window: Window, vantage: str, pool: Executor) -> None:
+        self._store, self._window = store, window
+        names, self._by_worker = what_rows_tell(store, window, vantage)
+        self._early = pool.submit(stored_twice, store, window, by_worker=self._by_worker) if names else None
+
+    def of(self, table: pa.Table) -> Stored:
+        """For these requests. Rows that were merged may know their workers where not all rows did: then they are read again."""
+        by_worker = knows_workers(table)
+        if self._early is None or by_worker != self._by_worker:
+            return stored_twice(self._store, self._window, by_worker=by_worker)
+        return self._early.result()
 
 
 def block_size(workers: Sequence[WorkerFacts]) -> int | None:

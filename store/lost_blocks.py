@@ -6,8 +6,8 @@ for and found, and by when it arrived: a block was there to be lost if it had be
 for itself.
 
 A lost block that was asked for again is stored twice, so only blocks that were stored at least twice can be lost. Blocks are
-looked up from the run's (or the live store's) whole past, not only from inside the window. Sorted arrays in place of a join
-in SQL: a fifth of the work over millions of events.
+looked up from the run's (or the live store's) whole past, not only from inside the window. Arrays in place of a join in SQL:
+a fifth of the work over millions of events.
 """
 
 from __future__ import annotations
@@ -22,40 +22,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from store.interface import Store, Window
+from store.key_index import U64, KeyIndex
 from store.lineage import ON_DEVICE, window_sql
 
-U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
-
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplied by it, 64-bit keys differ in their upper bits (Knuth, The Art of Computer Programming 3, section 6.4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that were stored at least twice: their keys, rising, and the instant of their first store (ns), [k] each.
+    """Blocks that were stored at least twice, and the instant of their first store (ns) [k].
 
-    A key is the block's hash, joined with its worker's where `by_worker`.
+    A block is known by its hash, joined with its worker's where `by_worker`.
     """
 
-    keys: U64
+    index: KeyIndex
     first_ns: I64
     by_worker: bool
-
-    def find(self, keys: U64) -> tuple[I64, I64]:
-        """(which of `keys` [n] are here, rising; their position here)."""
-        if len(self.keys) == 0:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        shift = np.uint64(64 - max(10, min(22, (16 * len(self.keys)).bit_length())))
-        sieve = np.zeros(1 << (64 - int(shift)), dtype=np.bool_)
-        sieve[(self.keys * _SPREAD) >> shift] = True
-        maybe = np.flatnonzero(
-            sieve[(keys * _SPREAD) >> shift]
-        )  # few others pass, and a search costs ten times as much
-        position = np.searchsorted(self.keys, keys[maybe])
-        position = np.minimum(position, len(self.keys) - 1)
-        here = self.keys[position] == keys[maybe]
-        return maybe[here], position[here]
 
 
 def stored_twice(store: Store, window: Window, *, by_worker: bool) -> Stored:
@@ -66,17 +48,25 @@ def stored_twice(store: Store, window: Window, *, by_worker: bool) -> Stored:
         f"SELECT {key} AS key, at_ns FROM block WHERE {scope} AND change = 'stored' AND {ON_DEVICE} AND block_hash IS NOT NULL",
         params,
     )
-    keys, at = (
-        np.asarray(table["key"]).astype(np.uint64, copy=False),
-        np.asarray(table["at_ns"]).astype(np.int64, copy=False),
-    )
+    keys, at = np.asarray(table["key"]).astype(np.uint64, copy=False), np.asarray(table["at_ns"])
     rising = np.sort(keys)
     again = rising[1:][rising[1:] == rising[:-1]]
-    twice = again[np.concatenate([[True], again[1:] != again[:-1]])] if len(again) else again
-    found = Stored(twice, np.full(len(twice), np.iinfo(np.int64).max), by_worker)
-    rows, position = found.find(keys)
-    np.minimum.at(found.first_ns, position, at[rows])
-    return found
+    index = KeyIndex(again[np.concatenate([[True], again[1:] != again[:-1]])] if len(again) else again)
+    first_ns = np.full(len(index.keys), np.iinfo(np.int64).max)
+    rows, place = index.find(keys)
+    np.minimum.at(first_ns, place, at[rows])
+    return Stored(index, first_ns, by_worker)
+
+
+def what_rows_tell(store: Store, window: Window, vantage: str) -> tuple[bool, bool]:
+    """(whether any request row of the window tells its prompt blocks and what it found; whether all name their worker)."""
+    condition, params = window_sql(window, "arrival_ns")
+    told = store.query(
+        "SELECT bool_or(prompt_blocks IS NOT NULL AND cached_tokens IS NOT NULL) AS blocks, bool_and(worker IS NOT NULL) AS workers "
+        f"FROM request WHERE {condition} AND vantage = ?",
+        [*params, vantage],
+    )
+    return bool(told["blocks"][0].as_py()), bool(told["workers"][0].as_py())
 
 
 def lost_blocks(
@@ -87,27 +77,28 @@ def lost_blocks(
     asked   [n] rows of the kind `request`: worker, arrival_ns, cached_tokens, prompt_blocks; a row without the last two asks nothing
     misses  row (of `asked`), worker ('' where blocks are not told apart by it), block_hash, at_ns (arrival)
     """
-    owner, block = _missed(asked, block_size)
-    at = np.asarray(pc.fill_null(asked["arrival_ns"], 0)).astype(np.int64, copy=False)
-    workers = pc.fill_null(asked["worker"], "").combine_chunks().dictionary_encode()
-    keys = block
+    missed, keys = _missed(asked, block_size)
+    at = np.asarray(asked["arrival_ns"].fill_null(0)).astype(np.int64, copy=False)
+    workers = asked["worker"].fill_null("").combine_chunks().dictionary_encode()
+    salt = np.zeros(asked.num_rows, dtype=np.uint64)
     if stored.by_worker:
-        code = np.asarray(workers.indices).astype(np.int64, copy=False)
-        keys = block ^ _keys_of(store, workers.dictionary.to_pylist())[code[owner]]
-    found, position = stored.find(keys)
-    lost = at[owner[found]] > stored.first_ns[position]
-    found, position = found[lost], position[lost]
-    counts: I64 = np.bincount(owner[found], minlength=asked.num_rows)
-    times = np.bincount(position, minlength=len(stored.keys))
-    worst = np.lexsort((stored.keys, -times))[:limit]
-    among = found[np.isin(position, worst[times[worst] > 0])]
+        salt = _keys_of(store, workers.dictionary.to_pylist())[np.asarray(workers.indices)]
+        keys ^= np.repeat(salt, missed)
+    found, place = stored.index.find(keys)
+    owner = np.repeat(np.arange(len(missed), dtype=np.int32), missed)[found]
+    lost = at[owner] > stored.first_ns[place]
+    found, place, owner = found[lost], place[lost], owner[lost]
+    counts: I64 = np.bincount(owner, minlength=asked.num_rows)
+    times = np.bincount(place, minlength=len(stored.first_ns))
+    worst = np.lexsort((stored.index.keys, -times))[:limit]
+    among = np.isin(place, worst[times[worst] > 0])
     rows = owner[among]
-    named = workers.dictionary_decode().take(pa.array(rows))
+    names = workers.dictionary_decode().take(pa.array(rows))
     misses = pa.table(
         {
-            "row": rows,
-            "worker": named if stored.by_worker else pa.array([""] * len(rows), pa.string()),
-            "block_hash": block[among],
+            "row": rows.astype(np.int64),
+            "worker": names if stored.by_worker else pa.array([""] * len(rows), pa.string()),
+            "block_hash": keys[found[among]] ^ salt[rows],
             "at_ns": at[rows],
         }
     )
@@ -128,16 +119,25 @@ def evictions_of(store: Store, window: Window, block_hashes: Sequence[int]) -> p
 
 
 def _missed(asked: pa.Table, block_size: int) -> tuple[I64, U64]:
-    """The blocks that requests asked for and did not find in the cache: (row of `asked`, block hash), [m] each, in order."""
-    lists, cached = asked["prompt_blocks"].combine_chunks(), asked["cached_tokens"]
-    known = np.asarray(pc.and_(pc.is_valid(lists), pc.is_valid(cached)))
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64, copy=False)
-    hit = np.asarray(pc.fill_null(cached, 0)).astype(np.int64, copy=False) // block_size
-    missed = np.where(known, np.maximum(lengths - np.maximum(hit, 0), 0), 0)
-    owner = np.repeat(np.arange(asked.num_rows), missed)
-    end = np.cumsum(lengths)
-    place = np.arange(len(owner)) + np.repeat(end - np.cumsum(missed), missed)
-    return owner, np.asarray(pc.fill_null(lists.flatten(), 0)).astype(np.uint64, copy=False)[place]
+    """The blocks that requests asked for and did not find in the cache: (how many each, [n]; their hashes, request by request)."""
+    cached = asked["cached_tokens"]
+    known = np.asarray(cached.is_valid())
+    hit = np.maximum(np.asarray(cached.fill_null(0)).astype(np.int64, copy=False) // block_size, 0)
+    first, counts, blocks = 0, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.uint64)]
+    for lists in asked["prompt_blocks"].chunks:  # joined into one, they would be copied
+        rows = slice(first, first + len(lists))
+        lengths = np.asarray(pc.list_value_length(lists).fill_null(0)).astype(np.int64, copy=False)
+        missed = np.where(known[rows], np.maximum(lengths - hit[rows], 0), 0)
+        flat, end = lists.flatten(), np.cumsum(lengths)
+        edges = np.zeros(len(flat) + 1, dtype=np.int8)  # +1 where missed blocks begin, -1 behind them
+        np.add.at(edges, end - missed, np.int8(1))
+        np.subtract.at(edges, end, np.int8(1))
+        taken = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
+        hashes = np.asarray(flat if flat.null_count == 0 else flat.fill_null(0))
+        counts.append(missed)
+        blocks.append(hashes.astype(np.uint64, copy=False)[taken])
+        first += len(lists)
+    return np.concatenate(counts), blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks)
 
 
 _KEY_OF_WORKER: Final = "hash(coalesce(worker, ''))"
@@ -150,4 +150,4 @@ def _keys_of(store: Store, workers: Sequence[Any]) -> U64:
         f"SELECT {_KEY_OF_WORKER} AS key FROM (SELECT unnest(?::VARCHAR[]) AS worker, unnest(range(?)) AS place) ORDER BY place",
         [list(workers), len(workers)],
     )
-    return np.asarray(table["key"]).astype(np.uint64, copy=False)
+    return np.asarray(table["key"]).astype(np.uint64)
