@@ -42,6 +42,8 @@ def backup(store: DuckDBStore, path: Path, progress: Callable[[str], None] | Non
 
     Raises StoreMisuse where one of them exists or their folder does not, DiskFull where the copy does not fit.
     """
+    if not path.name:
+        raise StoreMisuse(f"{str(path)!r} is no path of a file to make. Give one, such as copy.duckdb.", path=str(path))
     folder = path.with_name(f"{path.stem}.parquet")
     for place in (path, folder):
         if place.exists():
@@ -54,7 +56,7 @@ def backup(store: DuckDBStore, path: Path, progress: Callable[[str], None] | Non
     temporary.unlink(missing_ok=True)
     try:
         with border(str(path)), store.upkeep:
-            with store.reading() as cursor:
+            with store.reading() as cursor, border(str(path)):  # what fails now fails at the copy
                 counts = _copy(cursor, temporary, progress or (lambda _: None))
             with closing(duckdb.connect(str(temporary))) as copy:
                 install_views(copy)

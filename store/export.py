@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from engine_probe.errors import StoreMisuse, UsageError
 from engine_probe.events import CONTRACT_VERSION, KINDS, column_names
+from store.border import border
 from store.interface import Window
 from store.statements import in_window, instant_column, literal, render_literal, table_of
 
@@ -72,7 +73,7 @@ def _export_kind(
     source = f'FROM "{kind}" WHERE {condition} ORDER BY {instant_column(kind)}, rowid'
     temporary = folder / f"{kind}.{file_format}.tmp"
     try:
-        with store.reading() as cursor:
+        with store.reading() as cursor, border(str(target)):  # what fails now fails at the file
             (count,) = cursor.execute(
                 f"COPY (SELECT {_columns(kind, file_format)} {source}) "
                 f"TO {literal(str(temporary))} {_options(kind, file_format)}"
