@@ -20,8 +20,9 @@ import numpy as np
 
 from diagnosis.attribution import Attribution
 from diagnosis.comparability import Mix
-from diagnosis.facts import F64, Facts
+from diagnosis.facts import Facts
 from diagnosis.ledger import Ledger
+from diagnosis.sampled import num_requests, total
 from diagnosis.traffic import Traffic
 from diagnosis.work_model import WorkModel
 from store.interface import Window
@@ -158,9 +159,8 @@ class Case:
         return self.base.samples.get(counter), self.suspect.samples.get(counter)
 
     def total(self, facts: Facts, column: str) -> float | None:
-        """Sum of a request column; None where unknown."""
-        values = facts.requests.get(column)
-        return float(np.nansum(values)) if np.isfinite(values).any() else None
+        """Sum of a request column over the window; None where unknown."""
+        return total(facts.requests, column)
 
     def sql_scope(self, window: Window) -> str:
         """The run of a window (or the live rows) as SQL text."""
@@ -232,9 +232,8 @@ def all_causes() -> Mapping[str, Cause]:
 
 
 def rate_per_s(facts: Facts) -> float:
-    """Arrivals per second of the window."""
-    arrivals: F64 = facts.requests.arrival_s
-    return len(arrivals) / max(facts.duration_s, 1e-9)
+    """Arrivals per second of the window; an estimate where requests are a sample."""
+    return num_requests(facts.requests) / max(facts.duration_s, 1e-9)
 
 
 def to_json(evidence: Evidence) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The SQL behind a number of the evidence; it runs as it is in `kvscope sql`.
 
 Invariant: the statement gives one row, and its first column is the number that the evidence states. It leaves out what
-judgement leaves out (warm-up, rows that were delivered twice) and takes from the engine's row of a request what the judged
+judgement leaves out (warm-up, rows that were delivered twice, rows kept at a higher rate than others) and takes from the engine's row of a request what the judged
 vantage does not tell, as `load_requests.py` does. A number that no SQL gives (seconds of the ledger, a fit) has none.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 from diagnosis.cause import Case
 from diagnosis.facts import Facts
 from diagnosis.load_requests import SERVED_FIRST, reach
+from diagnosis.sampled import one_rate_sql, rate_of
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Window
 from store.lineage import ON_DEVICE
+from store.metrics import count_sql
 from store.one_request import one_request_sql
 
 HIT_RATE = "sum(cached_tokens) / sum(prompt_tokens) AS hit_rate"
@@ -32,6 +34,8 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
     rows = "request"
     if facts.requests.num_duplicates:
         rows, kept = f"({one_request_sql(kept)})", "true"
+    at_one_rate = one_rate_sql(facts.requests)
+    kept = " AND ".join(part for part in (kept, at_one_rate) if part != "true") or "true"
     borrowed = [name for name, source in sources.items() if source == "engine"]
     if borrowed:
         told = ", ".join(f"coalesce(mine.{name}, theirs.{name}) AS {name}" for name in borrowed)
@@ -45,6 +49,27 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
         kept = "true"
     condition = " AND ".join(part for part in (kept, where) if part != "true")
     return f"SELECT {select} FROM {rows}" + (f" WHERE {condition}" if condition else "")
+
+
+def num_requests_sql(facts: Facts, column: str | None = None) -> str:
+    """How many requests of the window the selected rows stand for; `column` names what they had to know."""
+    return _scaled("count(*)", rate_of(facts.requests, column))
+
+
+def sum_sql(facts: Facts, column: str) -> str:
+    """Sum of a column over the requests of the window that the selected rows stand for."""
+    return _scaled(f"sum({column})", rate_of(facts.requests, column))
+
+
+def num_lost_sql(case: Case) -> str:
+    """How many misses of lost blocks those that `lost_sql` finds stand for: of a share of the requests, and of the blocks."""
+    lineage = case.suspect.lineage
+    of_blocks = 1.0 if lineage is None or lineage.block_rate is None else lineage.block_rate
+    return _scaled("count(*)", rate_of(case.suspect.requests), of_blocks)
+
+
+def _scaled(aggregate: str, *rates: float) -> str:
+    return aggregate + "".join(f" / {rate!r}" for rate in rates if rate < 1.0)
 
 
 def median_gap_sql(case: Case, facts: Facts) -> str | None:
@@ -118,7 +143,7 @@ def restored_sql(case: Case) -> str:
     """Blocks stored after an eviction of the same block in the same window."""
     where = event_where(case, case.suspect)
     return (
-        f"SELECT count(*) FROM block b JOIN (SELECT worker, block_hash, min(at_ns) AS at_ns FROM block WHERE {where} AND change "
+        f"SELECT {_num_blocks(case.suspect, 'b')} FROM block b JOIN (SELECT worker, block_hash, min(at_ns) AS at_ns FROM block WHERE {where} AND change "
         f"IN ('evicted', 'removed') AND {ON_DEVICE} GROUP BY ALL) g ON b.block_hash = g.block_hash AND b.worker IS NOT DISTINCT "
         f"FROM g.worker AND b.at_ns > g.at_ns WHERE b.change = 'stored' AND coalesce(b.tier, 'device') = 'device' AND "
         + " AND ".join(f"b.{part}" for part in where.split(" AND "))
@@ -127,7 +152,12 @@ def restored_sql(case: Case) -> str:
 
 def evicted_sql(case: Case, facts: Facts) -> str:
     """Blocks evicted in the window."""
-    return f"SELECT count(*) FROM block WHERE change IN ('evicted', 'removed') AND {ON_DEVICE} AND {event_where(case, facts)}"
+    return f"SELECT {_num_blocks(facts)} FROM block WHERE change IN ('evicted', 'removed') AND {ON_DEVICE} AND {event_where(case, facts)}"
+
+
+def _num_blocks(facts: Facts, alias: str = "") -> str:
+    sampled = facts.blocks is not None and facts.blocks.sample_rate is not None
+    return f"round({count_sql(alias)})" if sampled else "count(*)"
 
 
 def text(value: str) -> str:

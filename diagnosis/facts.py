@@ -80,6 +80,12 @@ class RequestFacts:
     """Requests whose arrival their source does not tell (`labels.arrival = assumed`): only their durations are its own."""
     engine_merged: bool = False
     """The engine's rows that were joined in were merged too."""
+    sample_rate: float | None = None
+    """Share of the window's requests that was kept; None: all. What it means: `sampled.py`."""
+    engine_rate: float | None = None
+    """The same of the engine's rows that were joined in."""
+    num_thinned: int = 0
+    """Rows left out because they had been kept at a higher rate than others."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -172,16 +178,26 @@ class LineageFacts:
     worst: Sequence[Mapping[str, Any]]
     by_worker: bool = False
     """A block counted only on the worker that served the request."""
+    total_evicted_tokens: float = 0.0
+    """Tokens lost to eviction by all requests that the window had: where rows are a sample, an estimate."""
+    margin_tokens: float | None = None
+    """Half its 95 % interval; None where it was counted."""
+    block_rate: float | None = None
+    """Share of the blocks whose life was recorded; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTotals:
-    """Block life in the window from events. `restored`: stored after an eviction in the same window; None where lineage tells more."""
+    """Block life in the window from events. `restored`: stored after an eviction in the same window; None where lineage tells more.
+
+    `sample_rate`: share of the blocks that was kept, and the numbers are estimates; None: all.
+    """
 
     stored: int
     evicted: int
     restored: int | None
     cleared: int
+    sample_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis import ledger as ledgers
-from diagnosis import quality, timeline
+from diagnosis import quality, sampled, timeline
 from diagnosis.attribution import attribute
 from diagnosis.cause import Case, all_causes
 from diagnosis.censored import Waits, stand_in, waits
@@ -122,6 +122,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             *judged.notes,
             *_range_notes(base, suspect, waiting, metric, judged, quantile),
             *_warmup_notes(base, suspect),
+            *sampled.notes((base, suspect)),
         ],
         next_experiment=_next_experiment(causes, judged),
         calibration=_calibration(model),

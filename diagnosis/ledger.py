@@ -18,6 +18,7 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s, counted
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
+from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, others_by_steps
 from diagnosis.timeline import Spent, Timeline
@@ -318,7 +319,7 @@ def _mean_others(facts: Facts) -> F64:
         )
         cumulative = np.concatenate([[0.0], np.cumsum(level * np.diff(edges))])
         seconds = np.interp(end, edges, cumulative) - np.interp(first, edges, cumulative)
-        out[rows] = seconds / np.maximum(end - first, 1e-9) - 1.0
+        out[rows] = (seconds / np.maximum(end - first, 1e-9) - 1.0) / beside_rate(r)
         counted = others_by_steps(facts.steps, r.worker_names[worker], r.engine_first_s[rows], r.engine_last_s[rows])
         out[rows] = np.where(np.isfinite(counted), counted, out[rows])
     return out

@@ -37,6 +37,7 @@ from diagnosis.load_requests import (
     told_twice,
 )
 from diagnosis.parallel import beside
+from diagnosis.sampled import one_rate
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
@@ -68,6 +69,7 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
 
 def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks) -> Facts:
     table, num_again, num_warmup = _judged(store, window, name, vantage)
+    table, rate, num_thinned = one_rate(store, table)
     origin = int(pc.min(table["arrival_ns"]).as_py())
     newest = max(int(pc.max(table[c]).as_py() or origin) for c in ("arrival_ns", "end_ns", "last_token_ns"))
     bounds = Window(
@@ -84,6 +86,7 @@ def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredB
             engine = _merged(store, wider, "engine", COLUMNS, SERVED_FIRST)
         engine = engine if engine.num_rows else None
     requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
+    requests = replace(requests, sample_rate=rate, num_thinned=num_thinned)
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
@@ -217,7 +220,8 @@ def _blocks(store: Store, window: Window) -> BlockTotals | None:
     row = queries.block_totals(store, window)
     if not any(row.values()):
         return None
-    return BlockTotals(row["stored"], row["evicted"], None, row["cleared"])
+    rate = queries.block_rate(store, window)
+    return BlockTotals(row["stored"], row["evicted"], None, row["cleared"], rate)
 
 
 def _visible(

@@ -11,13 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
+from diagnosis.sampled import half_interval, rate_of, within
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Store, Window
-from store.lineage import cache_resets
+from store.lineage import block_rate, cache_resets
 from store.lost_blocks import Stored, evictions_of, lost_blocks, stored_twice, what_rows_tell
 
 ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
 """Columns that tell what a request asked of the cache."""
+WORST, ALL = 10, 1 << 62
+"""How many of the blocks lost most often are looked at; all of them where the error of a sample rests on each."""
 
 
 def names_blocks(table: pa.Table) -> bool:
@@ -56,11 +59,17 @@ def lineage(
     store: Store, window: Window, requests: RequestFacts, asked: pa.Table, stored: Stored, size: int
 ) -> LineageFacts:
     """Missed full blocks by what had become of them. `asked`: rows of the same requests, in their order."""
-    counts, misses = lost_blocks(store, stored, asked, size)
-    lost = counts.astype(np.float64) * size
+    past = Window(None, window.end_ns, window.run_id)
+    rate = block_rate(store, past) or 1.0
+    counts, misses = lost_blocks(store, stored, asked, size, ALL if rate < 1.0 else WORST)
+    seen = counts.astype(np.float64) * size
     full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size
     missed = np.clip(full - np.nan_to_num(requests.get("cached_tokens")), 0.0, None)
+    lost = seen if rate == 1.0 else within(seen / rate, missed)
     cleared = _lost_by_reset(store, window, requests, lost)
+    total = float(np.where(cleared > 0, 0.0, seen).sum()) / rate / rate_of(requests)
+    margin = _margin(misses, lost - cleared, size, rate, rate_of(requests))
+    misses = _worst(misses) if rate < 1.0 else misses
     details = _worst_blocks(misses, store, window, requests, by_worker=stored.by_worker)
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
@@ -68,11 +77,35 @@ def lineage(
         evicted_tokens=evicted,
         new_tokens=np.clip(missed - lost, 0.0, None),
         cleared_tokens=cleared,
-        evicted_blocks=int(evicted.sum() / size),
+        evicted_blocks=round(total / size),
         back_after_s=float(np.median(back)) if back else None,
         worst=details,
         by_worker=stored.by_worker,
+        total_evicted_tokens=total,
+        margin_tokens=margin,
+        block_rate=None if rate == 1.0 else rate,
     )
+
+
+def _margin(misses: pa.Table, lost: F64, size: int, block_rate: float, request_rate: float) -> float | None:
+    """Half the 95 % interval of the window's lost tokens: which blocks were kept, and which requests. None where all were.
+
+    A block is kept or left out for all who miss it, so it counts with all its misses at once.
+    """
+    if block_rate == request_rate == 1.0:
+        return None
+    by_block = 0.0
+    if block_rate < 1.0:
+        _, times = np.unique(np.asarray(misses["block_hash"]), return_counts=True)
+        by_block = half_interval(times.astype(np.float64) * size, block_rate) / request_rate
+    return float(np.hypot(by_block, half_interval(lost, request_rate)))
+
+
+def _worst(misses: pa.Table) -> pa.Table:
+    """Misses of the WORST blocks that were lost most often."""
+    blocks, times = np.unique(np.asarray(misses["block_hash"]), return_counts=True)
+    most = blocks[np.lexsort((blocks, -times))[:WORST]]
+    return misses.filter(pa.array(np.isin(np.asarray(misses["block_hash"]), most)))
 
 
 def _worst_blocks(

@@ -55,7 +55,7 @@ INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns
 
 COLUMNS = [
     *("request_id", "attempt", "generation_id", "worker", "state", "tenant", "workload", "session_id"),
-    *("prefix_hash", "labels"),
+    *("prefix_hash", "labels", "sample_rate"),
     *INSTANTS,
     *NUMBERS,
     "token_ns",
@@ -177,11 +177,18 @@ def join_vantages(
         # gaps are compared at equal concurrency, and who ran beside whom is not known where arrivals are assumed
         gaps=None if num_assumed else _gaps(table, origin),
         sources=sources,
+        engine_rate=_rate(engine) if vantage != "engine" and engine is not None else None,
         num_invalid=invalid,
         num_duplicates=num_duplicates,
         num_assumed=num_assumed,
         engine_merged=engine_merged,
     )
+
+
+def _rate(table: pa.Table) -> float | None:
+    """Lowest share of requests that was kept, None where all were."""
+    lowest = pc.min(table["sample_rate"]).as_py()
+    return None if lowest is None else float(lowest)
 
 
 def _position(table: pa.Table, engine: pa.Table) -> pa.Array:

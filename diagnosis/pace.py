@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import F64, I64, RequestFacts, StepFacts, rows_by_code
+from diagnosis.sampled import beside_rate
 
 MIN_QUIET_TOKENS = 4
 """Tokens outside prefills that a request needs for its mean gap to count."""
@@ -95,4 +96,8 @@ def decoding_at(requests: RequestFacts, rows: I64, at_s: F64) -> F64:
     last = requests.last_token_s[rows]
     last = np.sort(np.where(np.isfinite(last), last, requests.end_s[rows]))
     first = np.sort(requests.first_token_s[rows])
-    return (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
+    seen = (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
+    rate = beside_rate(requests)
+    return (
+        seen if rate == 1.0 else 1.0 + np.maximum(seen - 1.0, 0.0) / rate
+    )  # itself for sure, the others by their share

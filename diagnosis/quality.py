@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import Facts
+from diagnosis.sampled import half_interval, margin, num_requests, rate_of, total
 from diagnosis.wording import number, percent, seconds
+from engine_probe.events import KINDS
 
 TOLERANCE = 0.05
 """Relative difference of two counts of the same thing that scraping once a second explains."""
+LOST_SHARE = 0.05
+"""Share of the requests that may be lost: what overload loses are the busiest moments, which is no fair sample."""
 BEFORE_FIRST_TOKEN = ("frontend_s", "tokenize_s", "queue_s", "cache_lookup_s", "kv_load_s", "alloc_s", "prefill_s")
 """Phases of one worker that lie before the first token wherever they are told."""
 PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
@@ -80,9 +84,17 @@ def _gaps(facts: Facts) -> Check | None:
     if not gaps:
         return Check("gaps", "ok", f"{facts.name}: no gap in the telemetry is known")
     dropped = sum(m.number("dropped_rows") or 0.0 for m in gaps)
-    return Check(
-        "gaps", "warning", f"{facts.name}: {len(gaps)} gaps in the telemetry, {number(dropped)} rows known to be lost"
-    )
+    by_kind = {kind: sum(m.number(f"dropped_{kind}") or 0.0 for m in gaps) for kind in KINDS}
+    told = ", ".join(f"{number(count)} {kind}" for kind, count in by_kind.items() if count)
+    statement = f"{facts.name}: {len(gaps)} gaps in the telemetry, {number(dropped)} rows known to be lost"
+    if told:
+        statement += f" ({told})"
+    if by_kind["block"]:
+        statement += "; evictions and lost tokens are more than is told here"
+    if by_kind["request"] > LOST_SHARE * len(facts.requests):
+        statement += "; so many requests are missing that those that are left may not be like the others"
+        return Check("gaps", "contradiction", statement)
+    return Check("gaps", "warning", statement)
 
 
 def _clocks(facts: Facts) -> Check | None:
@@ -168,9 +180,10 @@ def _joined(facts: Facts) -> Check | None:
     if r.vantage == "engine" or alone.all():
         return None
     share = float(alone.mean())
+    left_out = 1.0 - min((r.engine_rate or 1.0) / rate_of(r), 1.0)  # by sampling: by intention, and evenly
     return Check(
         "engine_rows",
-        "warning" if share > 0.01 else "ok",
+        "warning" if share > left_out + 0.01 + 3 * (left_out * (1.0 - left_out) / len(r)) ** 0.5 else "ok",
         f"{facts.name}: {percent(share)} of the {r.vantage}'s requests have no engine row; their phases are unknown",
     )
 
@@ -200,14 +213,15 @@ def _cached_tokens(facts: Facts) -> Check | None:
     counted = facts.samples.get("prefix_hits_tokens_total")
     if counted is None or not np.isfinite(cached).any():
         return None
-    told = float(np.nansum(cached))
+    told, error = total(facts.requests, "cached_tokens") or 0.0, margin(facts.requests, "cached_tokens")
     if max(told, counted) < 1000:
         return Check("cached_tokens", "ok", f"{facts.name}: requests and counter agree: almost nothing was cached")
     off = abs(told - counted) / max(told, counted)
     statement = f"{facts.name}: cached tokens by request {number(told)}, by the engine's hit counter {number(counted)} ({percent(off)} apart)"
-    if min(told, counted) == 0:
+    if counted == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0):
         return Check("cached_tokens", "contradiction", statement + ": one of the two is not telling the truth")
-    return Check("cached_tokens", "ok" if off <= 2 * TOLERANCE else "warning", statement)
+    agree = abs(told - counted) <= 2 * TOLERANCE * max(told, counted) + error
+    return Check("cached_tokens", "ok" if agree else "warning", statement)
 
 
 def _usage_range(facts: Facts) -> Check | None:
@@ -228,12 +242,12 @@ def _preemptions(facts: Facts) -> Check | None:
     told = facts.requests.get("num_preemptions")
     if counted is None or not np.isfinite(told).any():
         return None
-    total = float(np.nansum(told))
-    if abs(total - counted) > max(3.0, 2 * TOLERANCE * max(total, counted)):
+    of_all, error = total(facts.requests, "num_preemptions") or 0.0, margin(facts.requests, "num_preemptions")
+    if abs(of_all - counted) > max(3.0, 2 * TOLERANCE * max(of_all, counted)) + error:
         return Check(
             "preemptions",
             "warning",
-            f"{facts.name}: {number(total)} preemptions by request, {number(counted)} by counter",
+            f"{facts.name}: {number(round(of_all))} preemptions by request, {number(counted)} by counter",
         )
     return Check("preemptions", "ok", f"{facts.name}: preemptions by request and by counter agree ({number(counted)})")
 
@@ -242,7 +256,9 @@ def _evictions(facts: Facts) -> Check | None:
     counted = facts.samples.get("blocks_evicted_total")
     if counted is None or facts.blocks is None:
         return None
-    if abs(counted - facts.blocks.evicted) > max(10.0, 2 * TOLERANCE * max(counted, facts.blocks.evicted)):
+    rate, evicted = facts.blocks.sample_rate or 1.0, facts.blocks.evicted
+    error = half_interval(np.ones(round(evicted * rate)), rate)
+    if abs(counted - evicted) > max(10.0, 2 * TOLERANCE * max(counted, evicted)) + error:
         return Check(
             "evictions",
             "warning",
@@ -255,8 +271,9 @@ def _finished(facts: Facts) -> Check | None:
     counted = facts.samples.get("requests_finished_total")
     if counted is None:
         return None
-    rows = len(facts.requests) + facts.num_warmup
-    if counted > rows * (1 + 2 * TOLERANCE) + 5:
+    rate = rate_of(facts.requests)
+    rows = round(num_requests(facts.requests) + facts.num_warmup / rate)
+    if counted > rows * (1 + 2 * TOLERANCE) + 5 + half_interval(np.ones(round(rows * rate)), rate):
         return Check(
             "requests",
             "warning",

@@ -17,6 +17,7 @@ from diagnosis.draws import false_discoveries, normal_p
 from diagnosis.facts import Facts
 from diagnosis.ledger import judged_values, metric_values
 from diagnosis.quantiles import nearest_rank
+from diagnosis.sampled import rate_of, total
 from diagnosis.significance import compare
 from store.metrics import PRESET_SLOS
 
@@ -43,13 +44,15 @@ def side_effects(base: Facts, suspect: Facts, metric: str, seed: int) -> list[di
     for name in ("ttft", "tpot", "e2e"):
         if name != metric:
             rows += _latency(base, suspect, name, seed)
-    rows.append(_rate("requests_per_s", len(base.requests), base.duration_s, len(suspect.requests), suspect.duration_s))
-    tokens = [float(np.nansum(f.requests.get("output_tokens"))) for f in (base, suspect)]
+    # a sample of rate p, seen for d seconds, tells as much of a rate as all would in p * d seconds
+    seen_s = [rate_of(f.requests) * f.duration_s for f in (base, suspect)]
+    rows.append(_rate("requests_per_s", len(base.requests), seen_s[0], len(suspect.requests), seen_s[1]))
+    tokens = [total(f.requests, "output_tokens") or 0.0 for f in (base, suspect)]
     if min(tokens) > 0:
         rows.append(Difference("output_tokens_per_s", tokens[0] / base.duration_s, tokens[1] / suspect.duration_s))
     goodput = [_num_good(facts) for facts in (base, suspect)]
     if goodput[0] is not None and goodput[1] is not None:
-        rows.append(_rate("goodput_per_s", goodput[0], base.duration_s, goodput[1], suspect.duration_s))
+        rows.append(_rate("goodput_per_s", goodput[0], seen_s[0], goodput[1], seen_s[1]))
     rows.append(
         _share(
             "unfinished_ratio", base.num_unfinished, len(base.requests), suspect.num_unfinished, len(suspect.requests)

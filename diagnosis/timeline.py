@@ -16,6 +16,7 @@ import numpy as np
 from diagnosis.censored import at_least_s
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS
+from diagnosis.sampled import around, beside_rate
 from diagnosis.step_work import StepWork, step_work
 
 BINDINGS = ("blocks", "dependency", "other", "unknown")
@@ -127,6 +128,13 @@ def _build(
     prefilling = _level(num_pieces, at_scheduled, at_first)
     waiting = _level(num_pieces, np.searchsorted(edges, came), np.searchsorted(edges, left))
     activity = _activity(num_pieces, at_scheduled, at_first, spent, mine)
+    rate = beside_rate(r)
+    if rate < 1.0:
+        levels = {"running": running, "prefilling": prefilling, "waiting": waiting}
+        running, prefilling, waiting = around(edges, levels, len(mine), rate).values()
+        activity = around(edges, activity, len(mine), rate)
+        crowd = np.maximum(sum_of(activity.values(), num_pieces), 1.0)
+        activity = {name: share / crowd for name, share in activity.items()}
     if steps is not None:
         activity = steps.refine(edges, activity)
     seats = facts.seats(r.worker_names[worker])
@@ -134,6 +142,8 @@ def _build(
     if binding is None:
         free_seats = running < (seats if seats is not None else most_running)
         wanted = _blocks_wanted(facts, mine, num_pieces, at_scheduled, at_last, r.worker_names[worker])
+        if wanted is not None and rate < 1.0:
+            wanted = around(edges, {"wanted": wanted}, len(mine), rate)["wanted"]
         binding = _binding(facts, free_seats, prefilling, waiting, wanted, shortage=shortage)
     return Timeline(edges, activity, binding, running, waiting, seats)
 
@@ -158,7 +168,7 @@ def given_up(facts: Facts) -> Bool:
 
 def most_running(facts: Facts) -> int:
     """The most requests that any one worker ran at once."""
-    most = 0
+    most = 0.0
     r = facts.requests
     for rows in r.by_worker():
         mine = rows[np.isfinite(r.scheduled_s[rows])]
@@ -168,8 +178,10 @@ def most_running(facts: Facts) -> int:
             edges = np.unique(np.concatenate([scheduled, last]))
             if len(edges) > 1:
                 level = _level(len(edges) - 1, np.searchsorted(edges, scheduled), np.searchsorted(edges, last))
-                most = max(most, int(level.max()))
-    return most
+                if beside_rate(r) < 1.0:
+                    level = around(edges, {"running": level}, len(mine), beside_rate(r))["running"]
+                most = max(most, float(level.max()))
+    return round(most)
 
 
 def _level(num_pieces: int, start: I64, end: I64) -> F64:

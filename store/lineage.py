@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from store.interface import Store, Window
+from store.metrics import count_sql
+from store.queries.scope import sample_rates
 
 
 def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list[Any]]:
@@ -41,10 +43,10 @@ def cache_resets(store: Store, window: Window) -> pa.Table:
 
 
 def block_totals(store: Store, window: Window) -> dict[str, int]:
-    """Blocks `stored`, `evicted`, and caches `cleared` in the window."""
+    """Blocks `stored`, `evicted`, and caches `cleared` in the window; estimates where block rows are a sample."""
     condition, params = window_sql(window, "at_ns")
     table = store.query(
-        f"SELECT change, count(*) AS n FROM block WHERE {condition} AND {ON_DEVICE} GROUP BY change", params
+        f"SELECT change, round({count_sql()}) AS n FROM block WHERE {condition} AND {ON_DEVICE} GROUP BY change", params
     )
     counts = {row["change"]: int(row["n"]) for row in table.to_pylist()}
     return {
@@ -52,6 +54,18 @@ def block_totals(store: Store, window: Window) -> dict[str, int]:
         "evicted": counts.get("evicted", 0) + counts.get("removed", 0),
         "cleared": counts.get("cleared", 0),
     }
+
+
+def block_rate(store: Store, window: Window) -> float | None:
+    """Share of the blocks whose rows were kept in the window; None where all were. Of several rates, what they come to on average."""
+    condition, params = window_sql(window, "at_ns")
+    lowest, differ = sample_rates(store, f"block WHERE {condition} AND block_hash IS NOT NULL", params)
+    if not differ:
+        return lowest
+    mean = store.query(
+        f"SELECT count(*) / {count_sql()} FROM block WHERE {condition} AND block_hash IS NOT NULL", params
+    )
+    return float(mean.column(0)[0].as_py())
 
 
 def restored_blocks(store: Store, window: Window) -> int:
@@ -63,7 +77,7 @@ WITH gone AS (
     SELECT worker, block_hash, min(at_ns) AS at_ns
     FROM block WHERE {condition} AND change IN ('evicted', 'removed') AND {ON_DEVICE} GROUP BY ALL
 )
-SELECT count(*) FROM block b JOIN gone g
+SELECT round({count_sql("b")}) FROM block b JOIN gone g
   ON b.block_hash = g.block_hash AND b.worker IS NOT DISTINCT FROM g.worker AND b.at_ns > g.at_ns
 WHERE {window_sql(window, "at_ns", "b.")[0]} AND b.change = 'stored' AND coalesce(b.tier, 'device') = 'device'""",
         [*params, *params],

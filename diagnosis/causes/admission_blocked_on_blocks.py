@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, pool_sql, request_sql
+from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, num_lost_sql, pool_sql, request_sql
+from diagnosis.sampled import count_words
 from diagnosis.wording import number, percent, seconds
 
 WAITED_S = 0.001
@@ -86,10 +87,12 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
         evidence.append(
             Evidence(
                 f"to admit others, {number(lineage.evicted_blocks)} blocks were evicted that later prompts asked for again "
-                f"({number(float(lineage.evicted_tokens.sum()))} tokens computed twice)",
+                f"({number(lineage.total_evicted_tokens)}{count_words(lineage)} tokens computed twice)",
                 float(lineage.evicted_blocks),
                 "blocks",
-                lost_sql(case, "count(*) AS blocks"),
+                lost_sql(
+                    case, f"round({num_lost_sql(case)}) AS blocks" if lineage.margin_tokens else "count(*) AS blocks"
+                ),
             )
         )
     usage = facts.samples.get("kv_usage_ratio:mean")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
-from diagnosis.evidence_sql import request_sql
+from diagnosis.evidence_sql import num_requests_sql, request_sql
 from diagnosis.facts import Facts
+from diagnosis.sampled import sampled_words, total
 from diagnosis.wording import number, percent
 
 CHANGE = 0.10
@@ -37,10 +36,12 @@ def load_step(case: Case) -> Claim | Excluded | None:
     workers_b, workers_s = _num_workers(base), _num_workers(suspect)
     rate_b, rate_s = rate_per_s(base) / workers_b, rate_per_s(suspect) / workers_s
     growth = rate_s / rate_b - 1.0
-    # difference of two Poisson rates on the log scale: sd = sqrt(1/n + 1/m)
+    # difference of two Poisson rates on the log scale: sd = sqrt(1/n + 1/m), of a sample too: n and m are what was seen
     z = math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
     each = " at each worker" if (workers_b, workers_s) != (1, 1) else ""
     said = f"{number(rate_s)} requests/s arrived{each} in the {case.suspect_word}, {number(rate_b)} in the {case.base_word} ({_grown(growth)})"
+    rates = [facts.requests.sample_rate for facts in (base, suspect) if facts.requests.sample_rate is not None]
+    said += sampled_words(min(rates, default=None))
     if workers_b != workers_s:
         said += f"; {number(workers_s)} and {number(workers_b)} workers served"
     tokens_b, tokens_s = _tokens_per_s(base), _tokens_per_s(suspect)
@@ -66,7 +67,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
 def _growth_sql(case: Case) -> str:
     """Arrivals over the length of each window and its workers, suspect over baseline, less 1."""
     rates = [
-        f"({request_sql(case, facts, 'count(*)')}) / {max(facts.duration_s, 1e-9) * _num_workers(facts)!r}"
+        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.duration_s, 1e-9) * _num_workers(facts)!r}"
         for facts in (case.suspect, case.base)
     ]
     return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
@@ -83,7 +84,5 @@ def _grown(growth: float) -> str:
 
 
 def _tokens_per_s(facts: Facts) -> float | None:
-    prompt, output = facts.requests.get("prompt_tokens"), facts.requests.get("output_tokens")
-    if not np.isfinite(prompt).any():
-        return None
-    return float(np.nansum(prompt) + np.nansum(output)) / max(facts.duration_s, 1e-9)
+    prompt, output = (total(facts.requests, name) for name in ("prompt_tokens", "output_tokens"))
+    return None if prompt is None else (prompt + (output or 0.0)) / max(facts.duration_s, 1e-9)

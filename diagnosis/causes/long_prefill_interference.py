@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
+from diagnosis.evidence_sql import num_requests_sql, request_sql
+from diagnosis.sampled import rate_of, sampled_words
 from diagnosis.spent import long_prefill_tokens
 from diagnosis.wording import number, seconds
 
@@ -42,16 +43,19 @@ def long_prefill_interference(case: Case) -> Claim | Excluded | None:
         return Excluded(f"{number(len(long))} long prompts were computed, but no other request shared a step with them")
     ids = [str(facts.requests.request_id[i]) for i in long[np.argsort(computed[long])[::-1]][:5]]
     told = "coalesce(computed_tokens, prompt_tokens - cached_tokens)"
+    rate = rate_of(facts.requests, "computed_tokens")
+    num_long = len(long) / rate
     return Claim(
         [
             Evidence(
-                f"{number(len(long))} prompts of the {case.suspect_word} computed {number(threshold)} tokens or more, up to {number(float(np.nanmax(computed)))}",
-                float(len(long)),
+                f"{number(num_long)} prompts of the {case.suspect_word} computed {number(threshold)} tokens or more, up to "
+                f"{number(float(np.nanmax(computed)))}{sampled_words(rate)}",
+                num_long,
                 "requests",
                 request_sql(
                     case,
                     facts,
-                    "count(*) AS long_prompts",
+                    f"{num_requests_sql(facts, 'computed_tokens')} AS long_prompts",
                     "computed_tokens prompt_tokens cached_tokens",
                     f"{told} >= {threshold!r}",
                 ),

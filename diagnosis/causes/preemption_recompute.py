@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import counter_sql, event_where, request_sql
+from diagnosis.evidence_sql import counter_sql, event_where, request_sql, sum_sql
 from diagnosis.facts import Facts
+from diagnosis.sampled import num_requests, sampled_words, total
 from diagnosis.wording import number, percent, seconds
 
 
@@ -34,12 +35,13 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
     before, (suspect, sql) = _preemptions(case, case.base)[0], _preemptions(case, facts)
     if not suspect:
         return Excluded(f"{number(suspect or 0)} preemptions in the {case.suspect_word}")
-    n = len(facts.requests)
+    n = num_requests(facts.requests)
     stalls = case.suspect_ledger.column("preemption_recompute")
     then = "" if before is None else f", {number(before)} in the {case.base_word}"
     evidence = [
         Evidence(
-            f"{number(suspect)} preemptions in {number(n)} requests of the {case.suspect_word} ({percent(suspect / n)}){then}",
+            f"{number(suspect)} preemptions in {number(round(n))} requests of the {case.suspect_word} ({percent(suspect / n)}){then}"
+            + sampled_words(facts.requests.sample_rate),
             suspect,
             "preemptions",
             sql,
@@ -67,10 +69,10 @@ def _preemptions(case: Case, facts: Facts) -> tuple[float | None, str | None]:
     counted = facts.samples.get("preemptions_total")
     if counted is not None:
         return counted, counter_sql(case, facts, "preemptions_total")
-    told = facts.requests.get("num_preemptions")
-    if np.isfinite(told).any():
-        sql = request_sql(case, facts, "sum(num_preemptions) AS preemptions", "num_preemptions")
-        return float(np.nansum(told)), sql
+    told = total(facts.requests, "num_preemptions")
+    if told is not None:
+        summed = f"{sum_sql(facts, 'num_preemptions')} AS preemptions"
+        return told, request_sql(case, facts, summed, "num_preemptions")
     if facts.steps is not None and np.isfinite(facts.steps.get("num_preempted")).any():
         sql = f"SELECT sum(num_preempted) AS preemptions FROM step WHERE {event_where(case, facts)}"
         return float(np.nansum(facts.steps.get("num_preempted"))), sql

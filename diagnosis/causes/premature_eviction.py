@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, evicted_sql, lost_sql, request_sql, restored_sql, text
+from diagnosis.evidence_sql import HIT_RATE, evicted_sql, lost_sql, num_lost_sql, request_sql, restored_sql, text
 from diagnosis.facts import LineageFacts
+from diagnosis.sampled import count_words, num_requests, rate_of, sampled_words
 from diagnosis.wording import number, percent, seconds
 
 
@@ -47,7 +48,8 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
             )
         evidence.append(
             Evidence(
-                f"{number(totals.restored)} of {number(totals.stored)} stored blocks had been stored and evicted before in the {case.suspect_word}",
+                f"{number(totals.restored)} of {number(totals.stored)} stored blocks had been stored and evicted before in the {case.suspect_word}"
+                + sampled_words(totals.sample_rate),
                 float(totals.restored),
                 "blocks",
                 restored_sql(case),
@@ -58,7 +60,8 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
         evidence.append(
             Evidence(
                 f"{number(totals.evicted)} blocks were evicted in the {case.suspect_word}"
-                + (f" ({then})" if then else ""),
+                + (f" ({then})" if then else "")
+                + sampled_words(totals.sample_rate),
                 float(totals.evicted),
                 "blocks",
                 evicted_sql(case, facts),
@@ -80,17 +83,25 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
 
 def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
     """Tokens computed twice, and the block that was lost most often."""
-    again, affected = float(lineage.evicted_tokens.sum()), int((lineage.evicted_tokens > 0).sum())
-    missed = again + float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum())
+    requests = case.suspect.requests
+    again, affected = lineage.total_evicted_tokens, int((lineage.evicted_tokens > 0).sum())
+    others = float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum())
+    missed = again + others / rate_of(requests)
+    rates = [rate for rate in (requests.sample_rate, lineage.block_rate) if rate is not None]
+    seen = (
+        f"{number(affected)} requests"
+        if not rates
+        else f"at least {number(affected)} of {number(round(num_requests(requests)))} requests"
+    )
     when = lineage.back_after_s
     back = "" if when is None else f", the most wanted in the median {seconds(when)} after their eviction"
     evidence = [
         Evidence(
-            f"{number(again)} prompt tokens ({percent(again / missed)} of all that were missed) in {number(affected)} requests had been "
-            f"in the cache, were evicted and were computed again{back}",
+            f"{number(again)}{count_words(lineage)} prompt tokens ({percent(again / missed)} of all that were missed) in {seen} had been "
+            f"in the cache, were evicted and were computed again{back}{sampled_words(min(rates, default=None))}",
             again,
             "tokens",
-            lost_sql(case, f"count(*) * {case.suspect.block_size()} AS tokens"),
+            lost_sql(case, f"{num_lost_sql(case)} * {case.suspect.block_size()} AS tokens"),
             _affected(case),
         )
     ]
@@ -100,7 +111,8 @@ def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
             where += f" AND worker = {text(str(worst['worker']))}"
         evidence.append(
             Evidence(
-                f"the block missed most often after its eviction was missed {number(worst['times'])} times",
+                f"the block missed most often after its eviction was missed {number(worst['times'])} times"
+                + (" by the requests of the sample" if rates else ""),
                 float(worst["times"]),
                 "misses",
                 lost_sql(case, "count(*) AS misses", where),
