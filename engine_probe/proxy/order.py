@@ -127,6 +127,11 @@ class Order:
             self.ids_tell = False
             self._open.leave(self)
 
+    def see_same(self, times: int) -> None:
+        """So many chunks came that named the same answer and model as the one before them."""
+        self._id_seen += times
+        self._model_seen += times
+
     def see_model(self, model: str | None, *, has_tokens: bool) -> None:
         """A chunk names the model that it comes from."""
         if not model or model == self._model:

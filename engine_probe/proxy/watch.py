@@ -40,6 +40,7 @@ class Watch:
         "_inflate",
         "_is_plain",
         "_mode",
+        "_num_alike",
         "_pattern",
         "_picked",
         "_recording",
@@ -83,6 +84,7 @@ class Watch:
         self._inflate: Inflater | None = None
         self._is_plain = False
         self._pattern: Pattern | None = None
+        self._num_alike = 0
         self._sse = SseParser()
         self._whole: bytearray | None = None
         self._picked: Peek | None = None
@@ -131,6 +133,7 @@ class Watch:
                 if self._is_plain:
                     if self._pattern is not None and self._pattern.fits(piece):
                         self.reading.tokens.add_plain(now_ns)
+                        self._num_alike += 1
                     else:
                         self._take(piece, now_ns)
                 else:
@@ -167,6 +170,9 @@ class Watch:
             self._take_whole(part)
             return
         reading, sse = self.reading, self._sse
+        if self._num_alike:
+            reading.order.see_same(self._num_alike)
+            self._num_alike = 0
         for name, data in sse.feed(part):
             read_event(reading, name, data, now_ns)
         self._pattern = reading.pattern if sse.is_between else None
