@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from diagnosis.kv_hybrid import MAMBA, MAMBA2, NOTHING, hybrid_kinds, mamba_state, refuse_state_space
 from engine_probe.errors import UsageError
 
 DTYPE_BYTES = {
@@ -56,6 +57,8 @@ LAYER_TYPES = {
     "sliding_window_attention": WINDOW,
     "chunked_attention": CHUNK,
     "linear_attention": LINEAR,
+    "mamba": MAMBA2,
+    "mamba2": MAMBA2,
 }
 
 
@@ -66,7 +69,7 @@ class LayerGroup:
     kind         full (keeps every token), window or chunk (keeps at most `window` tokens), linear (a constant state)
     token_bytes  of one token in one layer, all heads; 0 for linear
     kv_heads     heads that tensor parallelism divides; None where it divides nothing (MLA: each rank holds all)
-    state_bytes  of one sequence in one layer, whatever its length; 0 but for linear
+    state_bytes  of one sequence in one layer, whatever its length; 0 but for linear, which all recurrent layers are here
     """
 
     kind: str
@@ -99,6 +102,10 @@ def geometry(config: Mapping[str, Any], kv_dtype: str = "auto") -> KvGeometry:
     num_layers = _count(text, NUM_LAYERS)
     num_heads = _count(text, NUM_HEADS, optional=True)
     if text.get("kv_lora_rank"):
+        if hybrid_kinds(text, num_layers) is not None:
+            raise UsageError(
+                "layers of latent attention (kv_lora_rank) among layers that do not attend are not known here"
+            )
         groups: list[LayerGroup] = [_latent(text, num_layers, dtype, element_bytes)]
         attention = "MLA"
     else:
@@ -108,7 +115,9 @@ def geometry(config: Mapping[str, Any], kv_dtype: str = "auto") -> KvGeometry:
         width = _head_widths(text, num_heads)
         kinds = _kinds(text, num_layers)
         layers = zip(kinds, heads, strict=True)
-        groups = _grouped([_layer(text, kind, num, width * element_bytes, dtype) for kind, num in layers])
+        groups = _grouped(
+            [_layer(text, kind, num, width * element_bytes, dtype) for kind, num in layers if kind != NOTHING]
+        )
         attention = _attention_name(heads, num_heads)
     if drafts := text.get("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers {drafts}: not counted; speculation with draft layers adds their KV")
@@ -139,6 +148,10 @@ def _element(config: Mapping[str, Any], text: Mapping[str, Any], kv_dtype: str, 
             known = ", ".join(("auto", *DTYPE_BYTES, FP8_DS_MLA))
             raise UsageError(f"--kv-dtype '{kv_dtype}' is not known; known: {known}")
         return kv_dtype, DTYPE_BYTES[kv_dtype]
+    quantised = _quantised(text.get("quantization_config") or config.get("quantization_config"))
+    if quantised is not None:
+        notes.append(f"the config quantises the KV cache ({quantised}), which auto follows")
+        return quantised, DTYPE_BYTES[quantised]
     said = text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype")
     if said is None:
         notes.append("the config names no dtype: 2 bytes an element are assumed")
@@ -147,6 +160,19 @@ def _element(config: Mapping[str, Any], text: Mapping[str, Any], kv_dtype: str, 
     if name not in DTYPE_BYTES:
         raise UsageError(f"the config's dtype '{said}' is not known; give --kv-dtype, one of {', '.join(DTYPE_BYTES)}")
     return name, DTYPE_BYTES[name]
+
+
+def _quantised(scheme: Any) -> str | None:
+    """What a checkpoint says of its KV cache: compressed-tensors by `kv_cache_scheme`, ModelOpt by `kv_cache_quant_algo`."""
+    if not isinstance(scheme, Mapping):
+        return None
+    packed, algorithm = scheme.get("kv_cache_scheme"), scheme.get("kv_cache_quant_algo")
+    said = packed.get("num_bits") if isinstance(packed, Mapping) else algorithm
+    if said is None:
+        return None
+    if said in (8, "FP8", "fp8"):
+        return "fp8"
+    raise UsageError(f"the config quantises the KV cache as {said!r}, which is not known here; give --kv-dtype")
 
 
 def _count(text: Mapping[str, Any], names: Sequence[str], *, optional: bool = False) -> Any:
@@ -159,7 +185,8 @@ def _count(text: Mapping[str, Any], names: Sequence[str], *, optional: bool = Fa
             return value
     if optional:
         return None
-    raise UsageError(f"the config has no {names[0]} (nor {', '.join(names[1:])})", field=names[0])
+    others = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
+    raise UsageError(f"the config has no {names[0]}{others}", field=names[0])
 
 
 def _kv_heads(text: Mapping[str, Any], num_layers: int, num_heads: int | None) -> list[int]:
@@ -175,6 +202,7 @@ def _kv_heads(text: Mapping[str, Any], num_layers: int, num_heads: int | None) -
     if heads is None:
         heads = num_heads
     if heads is None:
+        refuse_state_space(text)
         raise UsageError(
             "the config has no num_key_value_heads and no num_attention_heads", field="num_key_value_heads"
         )
@@ -215,6 +243,8 @@ def _kinds(text: Mapping[str, Any], num_layers: int) -> list[str]:
             raise UsageError(f"layer_types has {len(listed)} entries for {num_layers} layers", field="layer_types")
         kinds = [LAYER_TYPES[kind] for kind in listed]
         return [FULL if kind == WINDOW and window is None else kind for kind in kinds]
+    if (hybrid := hybrid_kinds(text, num_layers)) is not None:
+        return hybrid
     if interval := text.get("full_attention_interval"):
         return [FULL if (i + 1) % interval == 0 else LINEAR for i in range(num_layers)]
     if text.get("attention_chunk_size"):
@@ -235,12 +265,23 @@ def _kinds(text: Mapping[str, Any], num_layers: int) -> list[str]:
 def _layer(text: Mapping[str, Any], kind: str, heads: int, head_bytes: int, dtype: str) -> LayerGroup:
     if kind == LINEAR:
         return LayerGroup(LINEAR, 1, 0, _count(text, ("linear_num_value_heads",)), None, _state_bytes(text, dtype))
+    if kind in (MAMBA, MAMBA2):
+        return LayerGroup(LINEAR, 1, 0, *_mamba(text, kind, dtype))
     window = None
     if kind == WINDOW:
         window = _count(text, ("sliding_window",))
     elif kind == CHUNK:
         window = _count(text, ("attention_chunk_size",))
     return LayerGroup(kind, 1, heads * head_bytes, heads, window)
+
+
+def _mamba(text: Mapping[str, Any], kind: str, dtype: str) -> tuple[int, None, int]:
+    """(heads that tensor parallelism divides, no window, bytes of the state)."""
+    model_bytes = max(DTYPE_BYTES.get(dtype, 2), 2)
+    state, divided = mamba_state(
+        text, kind, model_bytes, DTYPE_BYTES.get(str(text.get("mamba_ssm_dtype", "")), model_bytes)
+    )
+    return divided, None, state
 
 
 def _state_bytes(text: Mapping[str, Any], dtype: str) -> int:

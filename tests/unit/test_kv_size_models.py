@@ -251,7 +251,7 @@ def test_chunked_attention_holds_at_most_a_chunk() -> None:
         ({"hidden_size": None}, "no head_dim"),
         ({"hidden_size": 33}, "33 is no multiple of num_attention_heads 4"),
         ({"torch_dtype": "int3"}, "dtype 'int3' is not known"),
-        ({"layer_types": ["full_attention", "mamba"]}, "names mamba, not known here"),
+        ({"layer_types": ["full_attention", "rwkv"]}, "names rwkv, not known here"),
         ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
         ({"num_key_value_heads": [2, 2, 2]}, "expected 2 whole numbers"),
         ({"kv_lora_rank": 512}, "no qk_rope_head_dim"),
