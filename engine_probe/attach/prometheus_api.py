@@ -23,6 +23,8 @@ TIMEOUT_S: Final = 30.0
 MAX_BODY_BYTES: Final = 256 << 20
 MIN_SPAN_MS: Final = 1_000
 _MS: Final = 1_000_000
+_LAST_S: Final = 9_000_000_000
+"""Instants from here on do not fit into ns of 64 bits."""
 
 Point = tuple[int, float]
 """(UTC ns, value)"""
@@ -134,12 +136,20 @@ class PrometheusApi:
             points = answer.series.setdefault(labels, [])
             known = points[-1][0] if points else -1
             for at_s, text in metric.values:
+                if not 0 <= at_s < _LAST_S:
+                    continue
                 at_ns = round(at_s * 1000) * _MS
                 if start_ms * _MS <= at_ns <= end_ms * _MS and at_ns > known:
-                    points.append((at_ns, float(text)))
+                    points.append((at_ns, self._number(text)))
             if metric.histograms and not metric.values:
                 answer.num_native_histograms += 1
                 del answer.series[labels]
+
+    def _number(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError as error:
+            raise UnknownFormat(f"{self.url} answers {text[:40]!r} where a number stands.", url=self.url) from error
 
     def _decoded(self, status: int, body: bytes, selector: str, answer: Answer) -> list[_Metric]:
         try:

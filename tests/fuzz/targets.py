@@ -9,7 +9,7 @@ import contextlib
 import gzip
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -85,11 +85,37 @@ def _prometheus(data: bytes) -> None:
 
 
 def _router_logs(data: bytes) -> None:
+    from engine_probe.adapters.dynamo_log import DynamoLog
+    from engine_probe.adapters.llm_d_log import PickerLog
+    from engine_probe.adapters.lmcache_log import LmcacheLog
     from engine_probe.adapters.router_log import SglangRouterLog, StackRouterLog, VllmRouterLog
+    from engine_probe.schema import table_from_rows
+    from engine_probe.validate import validate
 
-    for reader in (SglangRouterLog("r"), StackRouterLog("r"), VllmRouterLog("r")):
-        for line in data.decode("utf-8", "replace").splitlines():
-            reader.feed(line)
+    routers = (SglangRouterLog("r"), StackRouterLog("r"), VllmRouterLog("r"), DynamoLog("r"), PickerLog("r"))
+    lines = data.decode("utf-8", "replace").splitlines()
+    for reader in (*routers, LmcacheLog("w", clock=lambda: NOW_NS)):
+        for line in lines:
+            for kind, rows in reader.feed(line).items():
+                validate(kind, table_from_rows(kind, rows), NOW_NS)
+
+
+def _prometheus_server(data: bytes) -> None:
+    """What a metrics server answers: its JSON, then the pages within."""
+    from engine_probe.attach.prometheus_api import PrometheusApi
+    from engine_probe.readers.server_targets import ServerTargets
+
+    class Api(PrometheusApi):
+        def _ask(self, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+            return 200, data
+
+    api, targets = Api("http://127.0.0.1:9", verify=False), ServerTargets()
+    try:
+        targets.take(api.raw(['{job="a"}'], NOW_NS - 10**12, NOW_NS).series)
+    finally:
+        api.close()
+    targets.finish()
+    targets.drain()
 
 
 def _start_up_log(data: bytes) -> None:
@@ -132,6 +158,7 @@ TARGETS: Final[dict[str, Target]] = {
     "otlp_protobuf": _otlp_protobuf,
     "otlp_json": _otlp_json,
     "prometheus": _prometheus,
+    "prometheus_server": _prometheus_server,
     "router_logs": _router_logs,
     "start_up_log": _start_up_log,
     "import": _import,
@@ -189,6 +216,18 @@ def _kv_seeds() -> Iterator[bytes]:
     yield msgspec.msgpack.encode([1.5, [tagged | {"block_size": 2, "medium": "GPU"}]])
 
 
+def _server_seeds() -> Iterator[bytes]:
+    def series(name: str, **labels: str) -> dict[str, object]:
+        told = {"__name__": name, "job": "a", "instance": "w:8000", **labels}
+        return {"metric": told, "values": [[NOW_NS / 1e9 - 5, "1"], [NOW_NS / 1e9 - 1, "2.5"]]}
+
+    found = [series("vllm:num_requests_running", engine="0"), series("up"), series("DCGM_FI_DEV_XID_ERRORS", gpu="0")]
+    found.append({"metric": {"__name__": "h"}, "histograms": [[1.5, {"count": "1"}]]})
+    data = {"resultType": "matrix", "result": found}
+    yield json.dumps({"status": "success", "data": data, "warnings": ["partial"]}).encode()
+    yield b'{"status":"error","errorType":"bad_data","error":"parse error"}'
+
+
 _SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "arrow": _arrow_seeds,
     "json": _json_seeds,
@@ -196,8 +235,11 @@ _SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "kv_events": _kv_seeds,
     "otlp_protobuf": _files("otlp/*.pb"),
     "otlp_json": _files("otlp/*.json", "benchmarks/*otlp*.json"),
-    "prometheus": _files("samples/*.prom"),
-    "router_logs": _files("samples/*.log"),
+    "prometheus": _files("samples/**/*.prom"),
+    "prometheus_server": _server_seeds,
+    "router_logs": _files(
+        "samples/*.log", "samples/*log*.jsonl", "samples/dynamo-*/*log*", "samples/dynamo-*/trace.jsonl"
+    ),
     "start_up_log": _files("recordings/*/engine-worker-0.log.gz"),
     "import": _files("benchmarks/*", "samples/*.prom", "samples/*.jsonl"),
     "targets": lambda: iter((b'[{"targets": ["a:1"], "labels": {"engine": "vllm"}}]', b"- targets: ['a:1']\n")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import given
@@ -168,3 +168,31 @@ def test_halving_loses_and_doubles_nothing(instants: list[int], limit_s: int, le
     found = api.raw(['{job="a"}'], 50 * S, 350 * S).series.get(NAME, [])
     api.close()
     assert found == [(at_s * S, at_s) for at_s in sorted(instants) if 50 <= at_s <= 350]
+
+
+class Canned(PrometheusApi):
+    """Answers every question alike."""
+
+    body = b""
+
+    def _ask(self, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+        return 200, self.body
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [(b'[[5, "2"]]', [(5 * S, 2.0)]), (b'[[1e300, "2"]]', []), (b'[[-5, "2"]]', []), (b'[[5, "many"]]', None)],
+)
+def test_answers_that_no_server_gives(values: bytes, found: list[tuple[int, float]] | None) -> None:
+    """An instant beyond all time is passed over, a text where a number stands is said."""
+    api = Canned("http://127.0.0.1:9", verify=False)
+    api.body = b'{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"__name__":"x","job":"a"},'
+    api.body += b'"values":' + values + b"}]}}"
+    try:
+        if found is None:
+            with pytest.raises(UnknownFormat, match="'many' where a number stands"):
+                api.raw(['{job="a"}'], 0, 10 * S)
+        else:
+            assert api.raw(['{job="a"}'], 0, 10 * S).series.get(NAME, []) == found
+    finally:
+        api.close()
