@@ -12,7 +12,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from typing import cast
+from typing import Annotated, cast
 
 try:
     import typer
@@ -41,8 +41,20 @@ app = typer.Typer(
 _MISUSE = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib import metadata
+
+        print(f"kvscope {metadata.version('kvscope')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _kvscope() -> None:
+def _kvscope(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the release and exit.", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
     """Flight recorder and doctor for LLM serving: which cause owns how much of the P99, and what to change."""
 
 

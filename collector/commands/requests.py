@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -9,6 +11,8 @@ import typer
 
 from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from engine_probe.errors import UsageError
+from engine_probe.events import column
 
 if TYPE_CHECKING:
     from collector.client import CollectorClient
@@ -31,6 +35,10 @@ _COLUMNS: Final = (
     "cached",
     "output",
 )
+
+
+_LEFT_OUT: Final = ("cached", "TPOT", "vantage", "output", "prompt", "worker")
+"""Columns that a narrow terminal does without, in this order; --json has them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -70,6 +78,12 @@ def list_(
         "state": state,
     }
     equal = {name: value for name, value in narrowed.items() if value is not None}
+    for name in ("vantage", "state"):
+        known = column("request", name).choices
+        if name in equal and equal[name] not in known:
+            raise UsageError(
+                f"there is no {name} {equal[name]!r}; the words are {', '.join(known)}", **{name: equal[name]}
+            )
 
     def from_collector(client: CollectorClient) -> dict[str, Any]:
         order = "asc" if ascending else "desc"
@@ -84,7 +98,12 @@ def list_(
     if as_json:
         emit_json(page)
         return
-    emit(_table([_cells(row) for row in page["requests"]]))
+    lines = [list(_COLUMNS), *(_cells(row) for row in page["requests"])]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    shown = fitting(lines, width)
+    emit(_table([[line[i] for i in shown] for line in lines]))
+    if missing := [name for i, name in enumerate(_COLUMNS) if i not in shown]:
+        say(f"no room for {', '.join(missing)} in {width} characters; --json has every column")
     if not page["requests"]:
         say(_why_empty(page))
     elif page["next_cursor"]:
@@ -161,9 +180,19 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [_known(row["request_id"]), row["vantage"], _known(row["worker"]), row["state"], arrival, *times, *counts]
 
 
-def _table(rows: list[list[str]]) -> str:
-    lines = [list(_COLUMNS), *rows]
+def fitting(lines: list[list[str]], width: int | None) -> list[int]:
+    """Positions of the columns that are shown: those of _LEFT_OUT go, one after another, until a line has its room."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    shown = list(range(len(_COLUMNS)))
+    for name in _LEFT_OUT:
+        if width is None or sum(widths[i] + 2 for i in shown) - 2 <= width:
+            break
+        shown.remove(_COLUMNS.index(name))
+    return shown
+
+
+def _table(lines: list[list[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )

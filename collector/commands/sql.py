@@ -142,7 +142,8 @@ def _write(result: SqlResult, chosen: str, output: Path | None) -> None:
         raise UsageError(
             f"{output} cannot be written: {error.strerror or error}. Give another path with -o."
         ) from error
-    say(f"{result.table.num_rows:,} rows written to {output}")
+    rows = result.table.num_rows
+    say(f"{rows:,} {'row' if rows == 1 else 'rows'} written to {output}")
 
 
 def _json(result: SqlResult) -> bytes:

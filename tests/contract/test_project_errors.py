@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,6 +136,12 @@ def test_words_of_a_command_that_make_no_sense_are_a_document_too(kvscope: Calla
         assert ended.code == 2
         assert json.loads(ended.out)["type"] == "urn:kvscope:error:usage-error"
         assert kvscope(*words).out == ""
+
+
+def test_version_is_that_of_the_package(kvscope: Callable[..., Ended]) -> None:
+    """One line on stdout, exit 0, whatever else stands there."""
+    ended = kvscope("--version")
+    assert (ended.code, ended.out, ended.err) == (0, f"kvscope {metadata.version('kvscope')}\n", "")
 
 
 def test_json_behind_two_dashes_is_a_word_and_no_option(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from collector.commands import requests
 from engine_probe.schema import table_from_rows
 from store.interface import Batch
 from store.open import open_store
@@ -67,6 +68,22 @@ def test_list_is_a_table_slowest_first(kvscope: Kvscope, store: Path) -> None:
     assert [line.split()[0] for line in rest.out.splitlines()[1:]] == ["unknown"]
 
 
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    """What a person needs least goes first until a line fits; who pipes the output gets every column."""
+    lines = [
+        list(requests._COLUMNS),
+        ["r" * 20, "engine", "worker-0", "finished", "t" * 23, *["123.4 ms"] * 3, *["512"] * 3],
+    ]
+    assert len(requests.fitting(lines, None)) == len(requests.fitting(lines, 200)) == 11
+    # 20+7+8+8+23+8+8+8+6+6+6 and ten gaps of 2 are 128; without cached (8), TPOT (10), vantage (9), output (8) and
+    # prompt (8) a line is 85 long, without worker (10) 75.
+    names = [[requests._COLUMNS[i] for i in requests.fitting(lines, width)] for width in (128, 127, 85, 84, 10)]
+    assert "cached" in names[0]
+    assert "cached" not in names[1]
+    assert names[2] == ["request_id", "worker", "state", "arrival", "TTFT", "E2E"]
+    assert names[3] == names[4] == ["request_id", "state", "arrival", "TTFT", "E2E"]
+
+
 def test_list_as_json_is_one_document(kvscope: Kvscope, store: Path) -> None:
     """The API's answer: rows with ttft_s, and the cursor."""
     ended = kvscope("requests", "list", "--store", store, "--window", "run-1", "--json")
@@ -105,6 +122,8 @@ def test_show_tells_the_course(kvscope: Kvscope, store: Path) -> None:
         (("list", "--url", "nonsense"), 3, "nonsense"),
         (("show", "nobody"), 2, "no row of request 'nobody'"),
         (("list", "--limit", "0"), 2, "limit"),
+        (("list", "--vantage", "moon"), 2, "no vantage 'moon'; the words are engine, client, router"),
+        (("list", "--state", "open"), 2, "no state 'open'"),
     ],
 )
 def test_misuse_is_said_with_its_exit_code(
