@@ -80,6 +80,8 @@ class RequestFacts:
     """Requests whose arrival their source does not tell (`labels.arrival = assumed`): only their durations are its own."""
     engine_merged: bool = False
     """The engine's rows that were joined in were merged too."""
+    engine_ahead_ns: int = 0
+    """How far the engine's clock was ahead of the judged vantage's, whose instants were moved to it; 0 within a second."""
     sample_rate: float | None = None
     """Share of the window's requests that was kept; None: all. What it means: `sampled.py`."""
     engine_rate: float | None = None
@@ -178,12 +180,17 @@ class LineageFacts:
     worst: Sequence[Mapping[str, Any]]
     by_worker: bool = False
     """A block counted only on the worker that served the request."""
-    total_evicted_tokens: float = 0.0
-    """Tokens lost to eviction by all requests that the window had: where rows are a sample, an estimate."""
+    estimated_tokens: float | None = None
+    """Tokens lost to eviction by all requests that the window had, where rows are a sample; None where all were kept."""
     margin_tokens: float | None = None
-    """Half its 95 % interval; None where it was counted."""
+    """Half the 95 % interval of that estimate."""
     block_rate: float | None = None
     """Share of the blocks whose life was recorded; None: all."""
+
+    @property
+    def lost_tokens(self) -> float:
+        """Tokens that all requests of the window lost to eviction."""
+        return float(self.evicted_tokens.sum()) if self.estimated_tokens is None else self.estimated_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,11 @@ def lineage(
         evicted_tokens=evicted,
         new_tokens=np.clip(missed - lost, 0.0, None),
         cleared_tokens=cleared,
-        evicted_blocks=round(total / size),
+        evicted_blocks=int(evicted.sum() / size) if margin is None else round(total / size),
         back_after_s=float(np.median(back)) if back else None,
         worst=details,
         by_worker=stored.by_worker,
-        total_evicted_tokens=total,
+        estimated_tokens=None if margin is None else total,
         margin_tokens=margin,
         block_rate=None if rate == 1.0 else rate,
     )

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from engine_probe.events import DROP_ORDER
+
 if TYPE_CHECKING:
     from engine_probe.sink import Sink
 
@@ -27,8 +29,9 @@ CLOSE_S: Final = 3.0
 class Outbox:
     """A bounded buffer and the thread that empties it into a sink.
 
-    `put` takes a lock for the length of an append. When the buffer is full the oldest steps go first, then the row that
-    comes; what was dropped is counted by kind and told with a `gap` mark at the next flush.
+    `put` takes a lock for the length of an append. When the buffer is full, the oldest row of the kind goes that overload drops
+    first (`events.DROP_ORDER`: blocks before steps, requests last), or the row that comes where none is before it; what was
+    dropped is counted by kind and told with a `gap` mark at the next flush.
     """
 
     def __init__(
@@ -72,13 +75,12 @@ class Outbox:
         """Append one row; never waits for the network or the disk."""
         with self._lock:
             if self._size >= self._max_rows:
-                steps = self._rows.get("step")
-                if not steps:
-                    self._dropped[kind] += 1
+                first = next((name for name in DROP_ORDER if name == kind or self._rows.get(name)), kind)
+                self._dropped[first] += 1
+                if first == "request" or not self._rows.get(first):
                     return
-                steps.popleft()
+                self._rows[first].popleft()
                 self._size -= 1
-                self._dropped["step"] += 1
             self._rows.setdefault(kind, deque()).append(row)
             self._size += 1
 

@@ -87,7 +87,7 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
         evidence.append(
             Evidence(
                 f"to admit others, {number(lineage.evicted_blocks)} blocks were evicted that later prompts asked for again "
-                f"({number(lineage.total_evicted_tokens)}{count_words(lineage)} tokens computed twice)",
+                f"({number(lineage.lost_tokens)}{count_words(lineage)} tokens computed twice)",
                 float(lineage.evicted_blocks),
                 "blocks",
                 lost_sql(

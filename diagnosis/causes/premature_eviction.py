@@ -84,7 +84,7 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
 def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
     """Tokens computed twice, and the block that was lost most often."""
     requests = case.suspect.requests
-    again, affected = lineage.total_evicted_tokens, int((lineage.evicted_tokens > 0).sum())
+    again, affected = lineage.lost_tokens, int((lineage.evicted_tokens > 0).sum())
     others = float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum())
     missed = again + others / rate_of(requests)
     rates = [rate for rate in (requests.sample_rate, lineage.block_rate) if rate is not None]

@@ -166,6 +166,7 @@ def _gap(who: str, lost: Mapping[str, int], at_ns: int) -> pa.Table:
 
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(lost.items()))
     attrs = {"dropped_rows": str(sum(lost.values())), "seen_by": who.rpartition(" ")[2]}
+    attrs |= {f"dropped_{kind}": str(count) for kind, count in sorted(lost.items())}
     text = f"{who} lost rows: {what}."
     row = {"mark": "gap", "subject": who, "at_ns": at_ns, "text": text, "attrs": attrs}
     return table_from_rows("mark", [row])
