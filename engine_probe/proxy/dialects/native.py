@@ -39,7 +39,7 @@ def _llama(reading: Reading, document: Document, now_ns: int | None) -> None:
     reading.name_model(document.model)
     index = count(small(document.index)) or 0
     gained = reading.gained("native", index, small(document.tokens_predicted))
-    if now_ns is not None and holds(document.content):
+    if now_ns is not None and (holds(document.content) or holds(document.tokens)):
         ids = small(document.tokens)
         reading.token(now_ns, index, len(ids) if isinstance(ids, list) and ids else gained or None)
     if small(document.stop) is True:

@@ -40,6 +40,7 @@ def chunk(reading: Reading, document: Document, now_ns: int) -> None:
             # The whole answer names itself in several events: each must be the same.
             order.see_id(answer.id, has_tokens=True)
             _take(reading, answer)
+        reading.time(document.timings)
         if kind in _ENDS:
             reading.has_end = True
 
