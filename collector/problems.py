@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from collector.problem_document import MAX_TEXT, document, plain, slug
-from engine_probe.errors import BodyTimeout, KvscopeError, NotFound, Unauthorized, UsageError
+from engine_probe.errors import BadRequest, BodyTimeout, KvscopeError, NotFound, Unauthorized, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,18 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             return response(NotFound(f"nothing is at {request.url.path}; GET /openapi.json lists the routes"))
+        if error.status_code == 400:  # the framework's word for a body that it cannot read at all
+            return response(BadRequest("the body cannot be read as JSON: it is no UTF-8, or nested too deeply"))
         phrase = HTTPStatus(error.status_code).phrase
         body = {"type": "about:blank", "title": phrase, "status": error.status_code, "detail": _detail(error, request)}
         return Response(msgspec.json.encode(body), error.status_code, error.headers, MEDIA_TYPE)
 
     async def on_invalid_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        for item in error.errors():
+            if item.get("type") == "json_invalid":
+                reason = item.get("ctx", {}).get("error", "it ends too early")
+                return response(BadRequest(f"the body is no sound JSON at character {item['loc'][-1]}: {reason}"))
         return response(invalid_parameters(error.errors()))
 
     async def on_unforeseen(request: Request, error: Exception) -> Response:

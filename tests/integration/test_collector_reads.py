@@ -405,6 +405,27 @@ def test_bad_mark_is_refused(collector: Collector, body: dict[str, Any], status:
     assert answer.status_code == status, answer.text
 
 
+@pytest.mark.parametrize("path", ["marks", "sql"])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"mark": }', "no sound JSON at character 9"),
+        (b'{"sql": "SELECT 1"', "no sound JSON at character 18"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"sql": "\xff"}', "no UTF-8"),
+        (b'{"max_rows": ' + b"9" * 5000 + b"}", "cannot be read as JSON"),
+    ],
+    ids=["hole", "cut off", "deep", "no UTF-8", "huge number"],
+)
+def test_body_of_a_question_that_is_no_json_is_told_with_its_place(
+    collector: Collector, path: str, body: bytes, said: str
+) -> None:
+    """A bad request as any other, for every route that takes JSON."""
+    answer = collector.client.post(f"/api/v1/{path}", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:kvscope:error:bad-request")
+    assert said in answer.json()["detail"]
+
+
 def test_sql_answers_with_columns_and_rows(collector: Collector) -> None:
     """Over tables and views, with 64-bit hashes intact; cut at max_rows and told."""
     question = {
