@@ -20,7 +20,7 @@ from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
-from diagnosis.step_work import AGAIN, others_by_steps
+from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
 from diagnosis.timeline import Spent, Timeline
 
 STALL = 8.0
@@ -334,4 +334,7 @@ def _decoding_at(facts: Facts, at_s: F64) -> F64:
         first = np.sort(r.engine_first_s[rows])
         last = np.sort(np.where(np.isfinite(r.engine_last_s), r.engine_last_s, r.engine_first_s)[rows])
         out[rows] = np.searchsorted(first, at_s[rows], "right") - np.searchsorted(last, at_s[rows], "right")
+        if beside_rate(r) < 1.0:
+            counted = decoding_by_steps(facts.steps, r.worker_names[worker], at_s[rows])
+            out[rows] = np.where(np.isfinite(counted), counted, out[rows] / beside_rate(r))
     return np.maximum(out, 0.0)

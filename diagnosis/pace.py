@@ -90,14 +90,17 @@ def mean_gaps(requests: RequestFacts) -> Pace:
     return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known])
 
 
-def decoding_at(requests: RequestFacts, rows: I64, at_s: F64) -> F64:
-    """How many of these requests (those of one worker) were decoding at each instant: first token seen, last not yet."""
+def decoding_at(requests: RequestFacts, rows: I64, at_s: F64, *, with_itself: bool = True) -> F64:
+    """How many of these requests (those of one worker) were decoding at each instant: first token seen, last not yet.
+
+    with_itself  one of them is the request that the instant is of, which is there for sure where requests are a sample
+    """
     rows = rows[np.isfinite(requests.first_token_s[rows])]
     last = requests.last_token_s[rows]
     last = np.sort(np.where(np.isfinite(last), last, requests.end_s[rows]))
     first = np.sort(requests.first_token_s[rows])
     seen = (np.searchsorted(first, at_s, "right") - np.searchsorted(last, at_s, "left")).astype(float)
     rate = beside_rate(requests)
-    return (
-        seen if rate == 1.0 else 1.0 + np.maximum(seen - 1.0, 0.0) / rate
-    )  # itself for sure, the others by their share
+    if rate == 1.0:
+        return seen
+    return 1.0 + np.maximum(seen - 1.0, 0.0) / rate if with_itself else seen / rate

@@ -97,6 +97,19 @@ def others_by_steps(steps: StepFacts | None, worker: str | None, first_s: F64, l
     return np.where(count > 0, (others[end] - others[start]) / np.maximum(count, 1), np.nan)
 
 
+def decoding_by_steps(steps: StepFacts | None, worker: str | None, at_s: F64) -> F64:
+    """Sequences that decoded in the worker's step that each instant lies in, or in the next one, [n]; NaN where no step tells."""
+    nothing = np.full(len(at_s), np.nan)
+    if steps is None or worker not in steps.worker_names:
+        return nothing
+    decoding = steps.get("decode_tokens")
+    mine = np.flatnonzero((steps.worker == list(steps.worker_names).index(worker)) & np.isfinite(decoding))
+    if len(mine) == 0:
+        return nothing
+    at = np.searchsorted(steps.at_s[mine], at_s, "right")
+    return np.where(at < len(mine), decoding[mine][np.minimum(at, len(mine) - 1)], np.nan)
+
+
 def spread(seconds: F64, room: F64, joined: I64) -> F64:
     """Seconds of work [n] of which none has more than its room: the excess goes to the next, while that is a neighbour.
 

@@ -213,7 +213,7 @@ def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
         running = np.zeros(len(r))
         for rows in r.by_worker():
             mine = rows[known[rows]]
-            running[mine] = decoding_at(r, rows, r.scheduled_s[mine])
+            running[mine] = decoding_at(r, rows, r.scheduled_s[mine], with_itself=False)
         designs.append(np.stack([np.ones(int(known.sum())), computed[known], running[known]], axis=1))
         targets.append(prefill[known] / speed)
     if not designs or sum(map(len, targets)) < 3 * MIN_LEVEL:
