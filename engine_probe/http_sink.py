@@ -84,8 +84,10 @@ class HttpSink:
         from engine_probe.spool_disk import DiskFiles
         from engine_probe.spool_files import MemoryFiles
 
-        if not 1 <= len(source) <= 200 or not source.isascii() or not source.isprintable():
-            raise UsageError(f"source is {source!r}; expected 1 to 200 printable ASCII characters", source=source)
+        if not 1 <= len(source) <= 200 or not source.isascii() or not source.isprintable() or source != source.strip():
+            raise UsageError(
+                f"source is {source!r}; expected 1 to 200 printable ASCII characters, no space at an end", source=source
+            )
         if not 1 <= max_in_flight <= 8:
             raise UsageError(f"max_in_flight is {max_in_flight}; expected 1 to 8", max_in_flight=max_in_flight)
         if token is not None and not (token and token.isascii() and token.isprintable()):

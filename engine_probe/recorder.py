@@ -306,23 +306,26 @@ class Recorder:
         """The same happened to these blocks (lists or numpy arrays of one length, copied here)."""
         entered = perf_counter_ns()
         request = self._open.get(slot)
-        # A plain tuple in the order of BlockEvents: making the named one costs more than all the rest.
-        self.blocks.append(
-            (
-                self._now() if at_ns is None else at_ns,
-                len(block_hash),
-                change,
-                tier,
-                reason,
-                request_id if request is None else request.request_id,
-                _copy(block_hash),
-                None if parent_hash is None else _copy(parent_hash),
-                num_tokens if num_tokens is None or isinstance(num_tokens, int) else _copy(num_tokens),
-                None if idle_s is None else _copy(idle_s),
-                None if age_s is None else _copy(age_s),
-                None if reuse_count is None else _copy(reuse_count),
+        try:
+            # A plain tuple in the order of BlockEvents: making the named one costs more than all the rest.
+            self.blocks.append(
+                (
+                    self._now() if at_ns is None else at_ns,
+                    len(block_hash),
+                    change,
+                    tier,
+                    reason,
+                    request_id if request is None else request.request_id,
+                    _copy(block_hash),
+                    None if parent_hash is None else _copy(parent_hash),
+                    num_tokens if num_tokens is None or isinstance(num_tokens, int) else _copy(num_tokens),
+                    None if idle_s is None else _copy(idle_s),
+                    None if age_s is None else _copy(age_s),
+                    None if reuse_count is None else _copy(reuse_count),
+                )
             )
-        )
+        except TypeError:  # what was given is no list: counted, as everything that does not fit
+            self.refused["block"] += 1
         self._probe_ns += perf_counter_ns() - entered
 
     def row(self, kind: str, at_ns: int | None = None, slot: int = NO_SLOT, **columns: Any) -> None:

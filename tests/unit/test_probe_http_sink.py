@@ -387,6 +387,8 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     [
         ({"source": ""}, "source is"),
         ({"source": "x\n"}, "source is"),
+        ({"source": "  "}, "source is"),
+        ({"source": "x "}, "source is"),
         ({"max_in_flight": 9}, "expected 1 to 8"),
         ({"token": "a\r\nb"}, "the token"),
         ({"token": ""}, "the token"),

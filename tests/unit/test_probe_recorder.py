@@ -503,6 +503,8 @@ def test_verbs_take_nonsense_without_raising() -> None:
     recorder.row("no such kind", x=1)
     recorder.end_step(num_running="many")  # type: ignore[arg-type]
     recorder.block_events("hit", [-1, "x"])
+    recorder.block_events("hit", None)  # type: ignore[arg-type]
+    recorder.block_events("hit", 7)  # type: ignore[arg-type]
     recorder.block_events("hit", [5])
     recorder.block_events("hit", [1, 2], idle_s=[0.5])
     recorder.span(recorder.arrive("a"), "no such phase", 0, 10**12)
@@ -511,7 +513,7 @@ def test_verbs_take_nonsense_without_raising() -> None:
     recorder.finish(0)
     recorder.finish(1)
     assert [row["request_id"] for row in bench.rows("request")] == ["b"]
-    assert recorder.lost == {"unknown kind": 1, "step": 1, "block": 4, "request": 1}
+    assert recorder.lost == {"unknown kind": 1, "step": 1, "block": 6, "request": 1}
     assert [row["block_hash"] for row in bench.rows("block")] == [5]
 
 
