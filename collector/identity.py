@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from engine_probe.codec import Decoded
 from engine_probe.errors import BadRequest
+from engine_probe.validate_scalars import MIN_INSTANT_NS, looks_like
 from store.interface import KEY_EPOCH, BatchId
 
 ANONYMOUS = "anonymous"
@@ -61,6 +62,11 @@ class Claim:
         for name, value in (("seq", seq), ("sent_ns", sent_ns)):
             if value is not None and not 0 <= value <= _MAX_INT:
                 raise BadRequest(f"{name} is {value}; it is a whole number from 0 that fits 63 bits", value=value)
+        if sent_ns is not None and sent_ns < MIN_INSTANT_NS:
+            raise BadRequest(
+                f"sent_ns is {sent_ns}, {looks_like(sent_ns)}; it is the sender's clock in ns since 1970-01-01 UTC",
+                value=sent_ns,
+            )
         if epoch is None and seq is None:
             return self._anonymous(source or ANONYMOUS, sent_ns)
         if source is None or epoch is None or seq is None:

@@ -27,7 +27,7 @@ def check_instants(kind: str, column: Column, array: pa.ChunkedArray, now_ns: in
     expected = "ns since 1970-01-01 UTC, at most a day in the future"
     if lowest is not None and lowest < MIN_INSTANT_NS:
         raise refuse(
-            kind, column, array, pc.less(array, MIN_INSTANT_NS), f"is {lowest}, {_looks_like(lowest)}", expected, lowest
+            kind, column, array, pc.less(array, MIN_INSTANT_NS), f"is {lowest}, {looks_like(lowest)}", expected, lowest
         )
     if highest is not None and highest > now_ns + DAY_NS:
         ahead = (highest - now_ns) / 1e9
@@ -93,7 +93,8 @@ def refuse(
     )
 
 
-def _looks_like(value: int) -> str:
+def looks_like(value: int) -> str:
+    """What an integer below MIN_INSTANT_NS was probably meant to be."""
     if value == 0:
         return "which is the beginning of 1970 and not unknown: leave the column out where the instant is not known"
     if value < 0:

@@ -55,6 +55,24 @@ def test_an_epoch_is_any_printable_text(epoch: str) -> None:
     assert claimed(body=Decoded({}, "s", epoch, 0)).identity == BatchId("s", epoch, 0)
 
 
+@pytest.mark.parametrize(
+    ("sent_ns", "said"),
+    [
+        (1_764_403_200, "which looks like seconds"),
+        (1_764_403_200_000, "which looks like milliseconds"),
+        (1_764_403_200_000_000, "which looks like microseconds"),
+        (0, "is not known"),
+    ],
+)
+def test_a_senders_clock_in_another_unit_is_refused(sent_ns: int, said: str) -> None:
+    """Else its offset would be half a century, and be believed."""
+    with pytest.raises(BadRequest, match=said):
+        claimed(("kvscope-sent-ns", str(sent_ns)))
+    with pytest.raises(BadRequest, match=said):
+        claimed(body=Decoded({}, sent_ns=sent_ns))
+    assert claimed(("kvscope-sent-ns", "1764403200000000000")).sent_ns == 1_764_403_200_000_000_000
+
+
 @pytest.mark.parametrize("number", ["-1", "+1", "1.0", "1e3", "0x1", " ", "", str(2**63), "\xb2"])
 def test_a_number_that_is_none_is_refused(number: str) -> None:
     """Whole, from 0, within 63 bits, in plain digits."""
