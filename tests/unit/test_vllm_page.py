@@ -132,7 +132,7 @@ def test_a_wrong_line_is_named(page: str | bytes, line: int) -> None:
 
 @pytest.mark.parametrize(
     ("page", "hint"),
-    [('[{"iter": 1}]', "/prometheus/metrics"), ('{"error": {}}', "JSON"), ("<html>", "HTML")],
+    [('[{"iter": 1}]', "kvscope attach trtllm"), ('{"error": {}}', "JSON"), ("<html>", "HTML")],
 )
 def test_another_format_is_told_apart(page: str, hint: str) -> None:
     """JSON (trtllm-serve, an engine with metrics off) and HTML get a sentence of their own."""
