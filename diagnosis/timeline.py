@@ -141,9 +141,7 @@ def _build(
     binding = _binding_from_steps(facts, worker, edges)
     if binding is None:
         free_seats = running < (seats if seats is not None else most_running)
-        wanted = _blocks_wanted(facts, mine, num_pieces, at_scheduled, at_last, r.worker_names[worker])
-        if wanted is not None and rate < 1.0:
-            wanted = around(edges, {"wanted": wanted}, len(mine), rate)["wanted"]
+        wanted = _blocks_wanted(facts, mine, edges, at_scheduled, at_last, r.worker_names[worker])
         binding = _binding(facts, free_seats, prefilling, waiting, wanted, shortage=shortage)
     return Timeline(edges, activity, binding, running, waiting, seats)
 
@@ -206,7 +204,7 @@ def _activity(num_pieces: int, at_scheduled: I64, at_first: I64, spent: Spent, m
 
 
 def _blocks_wanted(
-    facts: Facts, mine: I64, num_pieces: int, at_scheduled: I64, at_last: I64, worker: str | None
+    facts: Facts, mine: I64, edges: F64, at_scheduled: I64, at_last: I64, worker: str | None
 ) -> F64 | None:
     """Blocks that the running requests and the head of the queue want, over the blocks there are: an upper bound, [m].
 
@@ -220,11 +218,14 @@ def _blocks_wanted(
     prompt = np.nan_to_num(r.get("prompt_tokens")[mine])
     output = np.nan_to_num(r.get("output_tokens")[mine])
     held = np.ceil((prompt + output / 2) / size)
-    change = np.zeros(num_pieces + 1)
+    change = np.zeros(len(edges))
     np.add.at(change, at_scheduled, held)
     np.subtract.at(change, at_last, held)
+    running, rate = np.cumsum(change)[:-1], beside_rate(r)
+    if rate < 1.0:
+        running = around(edges, {"held": running}, len(mine), rate)["held"]
     head = float(np.ceil(np.mean(prompt) / size)) if len(prompt) else 0.0
-    return (np.cumsum(change)[:-1] + head) / usable
+    return (running + head) / usable
 
 
 def _shortage(facts: Facts) -> bool | None:
