@@ -88,7 +88,10 @@ def welcome(url: str, store: Any, settings: Any) -> list[str]:
         f"  store    {settings.store_url} ({held})",
         f"  access   {access}",
         f"  attach   kvscope attach vllm http://ENGINE:8000 --to {url}",
-        f"  send     POST {url}/v1/events   OTLP traces: {url}/v1/traces",
-        f"  look     {url}/   metrics: {url}/metrics   API: {url}/openapi.json",
+        f"  send     POST {url}/v1/events",
+        f"  OTLP     POST {url}/v1/traces",
+        f"  look     {url}/",
+        f"  metrics  {url}/metrics",
+        f"  API      {url}/openapi.json",
         "  stop     Ctrl+C",
     ]
