@@ -14,7 +14,6 @@ Source: Shapley 1953. Why ranks are matched and why no Euler allocation: docs/me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +23,7 @@ from diagnosis.arms import Arm
 from diagnosis.bootstrap import widen
 from diagnosis.coalitions import Game, Play
 from diagnosis.draws import derived_seed, interval_95
+from diagnosis.parallel import each
 from diagnosis.quantiles import F64, expected_shortfall, nearest_rank, parse_quantile
 from diagnosis.significance import MIN_FOR_MEAN
 from diagnosis.sufficiency import sufficient
@@ -33,7 +33,7 @@ MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot 
 MATERIAL_SHARE = 0.10
 WORK_BUDGET = 3.0e8  # numbers that are looked at in about a second
 MIN_REPLICATES = 40
-THREADS, WORK_PER_THREAD = 2, 1.0e6
+WORK_PER_THREAD = 1.0e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,11 @@ def attribute(
     labels = ["other" if g[0] in merged else names[g[0]] for g in groups]
     arms = [_arm(window, groups, labels, q, derived_seed(seed, side)) for side, window in enumerate(windows)]
     game = Game(arms[0], arms[1], q)
-    point = game.play()
+    point = game.play(arms[0].itself(), arms[1].itself())
     drawn = affordable(replicates, point.work) if min(arm.n for arm in arms) > 1 else 0
-    masses = [arm.draw(drawn, derived_seed(seed, 2 + side)) for side, arm in enumerate(arms)]
-    if point.work > WORK_PER_THREAD:  # arrays this large let go of the interpreter lock
-        with ThreadPoolExecutor(THREADS) as pool:
-            draws = list(pool.map(game.play, *masses))
-    else:
-        draws = list(map(game.play, *masses))
+    some = [arm.draw(drawn, derived_seed(seed, 2 + side), game.at_once()) for side, arm in enumerate(arms)]
+    # arrays this large let go of the interpreter lock
+    draws = each(game.play, *some) if point.work > WORK_PER_THREAD else list(map(game.play, *some))
     enough = sufficient(
         arms[0].total,
         arms[1].total,
@@ -207,13 +204,14 @@ def _collect(
     reason: str | None,
 ) -> Attribution:
     """Rows with their intervals; the sums are checked against changes that are computed apart from the game."""
-    rows = np.array([d.rows for d in draws]).reshape(len(draws), len(labels))
-    means = np.array([d.mean_rows for d in draws]).reshape(len(draws), len(labels))
-    dependence = np.array([d.dependence for d in draws])
-    zeros = np.zeros(len(draws))
+    none = np.empty((0, len(labels)))
+    rows = np.concatenate([none, *(play.rows for play in draws)])
+    means = np.concatenate([none, *(play.mean_rows for play in draws)])
+    dependence = np.concatenate([np.empty(0), *(play.dependence for play in draws)])
+    zeros = np.zeros(len(rows))
     num_blocks, missed = min(arm.num_blocks for arm in arms), max(arm.missed for arm in arms)
-    known = bool(draws) and reason is None
-    mean_known = bool(draws) and min(arm.n for arm in arms) >= MIN_FOR_MEAN
+    known = len(rows) > 0 and reason is None
+    mean_known = len(rows) > 0 and min(arm.n for arm in arms) >= MIN_FOR_MEAN
 
     def row(name: str, sizes: tuple[float, float, float], draws_q: F64, draws_mean: F64) -> Row:
         return Row(
@@ -226,7 +224,7 @@ def _collect(
         )
 
     table = [
-        row(label, (point.mean_rows[k], point.rows[k], point.es_rows[k]), rows[:, k], means[:, k])
+        row(label, (point.mean_rows[0, k], point.rows[0, k], point.es_rows[0, k]), rows[:, k], means[:, k])
         for k, label in enumerate(labels)
     ]
     if merged and "other" not in labels:  # everything merged is zero in both windows
@@ -237,7 +235,7 @@ def _collect(
         nearest_rank(suspect.total, q, suspect.weights) - nearest_rank(base.total, q, base.weights),
         expected_shortfall(suspect.total, q, suspect.weights) - expected_shortfall(base.total, q, base.weights),
     ]
-    left = row("dependence", (0.0, point.dependence, point.es_dependence), dependence, zeros)
+    left = row("dependence", (0.0, point.dependence[0], point.es_dependence[0]), dependence, zeros)
     scale = max(1.0, float(np.abs(base.total).max()), float(np.abs(suspect.total).max()))
     for size, name in zip(change, ("mean_s", "quantile_s", "es_s"), strict=True):
         told = sum(getattr(r, name) for r in [*table, left])
@@ -255,7 +253,7 @@ def _collect(
         first_share_mean=first_mean,
         material_share_mean=material_mean,
         merged=merged,
-        replicates=len(draws),
+        replicates=len(rows),
         reason=reason,
         draws=_as_columns(rows, len(table)),
         draws_mean=_as_columns(means, len(table)),

@@ -134,17 +134,20 @@ class Runs:
 
     def counts(self) -> npt.NDArray[np.uint16]:
         """How often each request is drawn, [rows, n]."""
-        rows = self.starts.shape[0]
+        rows, at_once = len(self), max(1, CHUNK_ELEMENTS // self.n)
+        if rows > at_once:  # no more at a time than stay in the cache
+            parts = [self.rows(np.arange(i, min(i + at_once, rows))).counts() for i in range(0, rows, at_once)]
+            return np.concatenate(parts)
         offset = self.n * np.arange(rows)[:, None]
-        covered: npt.NDArray[np.int64] = np.bincount((self.starts + offset).ravel(), minlength=rows * self.n)
-        covered = covered.reshape(rows, self.n)
+        covered = np.zeros(rows * self.n, dtype=np.int32)
+        np.add.at(covered, (self.starts + offset).ravel(), np.int32(1))
         if self.lengths[0] > 1:
             ends = self.starts + self.lengths
-            past = (ends % self.n + offset).ravel()
-            covered -= np.bincount(past, minlength=rows * self.n).reshape(rows, self.n)
-            covered[:, 0] += np.count_nonzero(ends >= self.n, axis=1)  # these runs go on at position 0
-            np.cumsum(covered, axis=1, out=covered)
-        return covered.astype(np.uint16)
+            np.subtract.at(covered, (ends % self.n + offset).ravel(), np.int32(1))
+            by_row = covered.reshape(rows, self.n)
+            by_row[:, 0] += np.count_nonzero(ends >= self.n, axis=1)  # these runs go on at position 0
+            np.cumsum(by_row, axis=1, dtype=np.int32, out=by_row)
+        return covered.reshape(rows, self.n).astype(np.uint16)
 
     def counts_at(self, positions: Index) -> npt.NDArray[np.int64]:
         """`counts` of some positions [m] only, [rows, m]: cheaper where n is large and m is not."""
@@ -165,8 +168,10 @@ class Runs:
     def sums(self, through: Counts) -> Counts:
         """Sum of the drawn values in each replicate, [rows]; `through` comes from `twice_through`."""
         length, last = int(self.lengths[0]), self.starts[:, -1]
-        of_run = through[length : length + self.n] - through[: self.n]  # by where the run starts
-        drawn = of_run.take(self.starts)
+        if self.starts.size > self.n:  # worth working out for every place where a run may start
+            drawn = (through[length : length + self.n] - through[: self.n]).take(self.starts)
+        else:
+            drawn = through.take(self.starts + length) - through.take(self.starts)
         drawn[:, -1] = through[last + self.lengths[-1]] - through[last]
         return np.asarray(drawn.sum(axis=1))
 
@@ -178,10 +183,10 @@ def twice_through(values: Counts) -> Counts:
     return through
 
 
-def iter_runs(n: int, block: int, replicates: int, seed: int, *, dense: bool = True) -> Iterator[Runs]:
-    """Circular block bootstrap as runs, in chunks of bounded memory. Raises DiagnosisError for sizes below 1.
+def iter_runs(n: int, block: int, replicates: int, seed: int, at_once: int | None = None) -> Iterator[Runs]:
+    """Circular block bootstrap as runs, `at_once` replicates at a time. Raises DiagnosisError for sizes below 1.
 
-    dense: chunks so small that `counts` of one is small too; the draws are the same either way.
+    at_once   None: as many as `counts` of takes little memory for; the draws are the same however many
     """
     if n < 1 or block < 1 or replicates < 0:
         raise DiagnosisError(f"a bootstrap of {n} requests in blocks of {block}, {replicates} times, makes no sense")
@@ -190,10 +195,9 @@ def iter_runs(n: int, block: int, replicates: int, seed: int, *, dense: bool = T
     num_blocks = -(-n // block)
     lengths = np.full(num_blocks, block, dtype=np.int64)
     lengths[-1] = n - (num_blocks - 1) * block
-    rows_at_once = max(1, CHUNK_ELEMENTS // (n if dense else num_blocks))
-    for first in range(0, replicates, rows_at_once):
-        rows = min(rows_at_once, replicates - first)
-        starts = rng.integers(0, n, size=(rows, num_blocks))
+    at_once = max(1, CHUNK_ELEMENTS // n) if at_once is None else at_once
+    for first in range(0, replicates, at_once):
+        starts = rng.integers(0, n, size=(min(at_once, replicates - first), num_blocks))
         starts[:, :-1].sort(axis=1)
         yield Runs(n, starts, lengths)
 

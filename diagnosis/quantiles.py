@@ -142,11 +142,16 @@ def rank_order(values: F64, tie_break: Index | None = None) -> Index:
     if new.all():
         return order
     n = values.size
-    place = np.arange(n) if tie_break is None else np.argsort(tie_break)
-    key = np.concatenate([[0], np.cumsum(new)]) * n + place[order]
+    first = np.concatenate([[0], np.cumsum(new)]) * n  # the same for equal values, and far apart for others
+    if tie_break is None:
+        key = first + order
+        key.sort()
+        return np.asarray(key - first)
+    place = np.empty(n, dtype=np.intp)
+    place[tie_break] = np.arange(n)
+    key = first + place[order]
     key.sort()
-    place_of_key = key % n
-    return place_of_key if tie_break is None else np.asarray(tie_break[place_of_key])
+    return np.asarray(tie_break[key - first])
 
 
 def check_values(values: F64, weights: F64 | None) -> tuple[F64, F64 | None]:

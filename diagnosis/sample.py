@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.bootstrap import Correlation, correlation, iter_runs, repeat_counts, twice_through
+from diagnosis.bootstrap import CHUNK_ELEMENTS, Correlation, correlation, iter_runs, repeat_counts, twice_through
 from diagnosis.episodes import extremal_index, tail_episodes
 from diagnosis.quantiles import (
     F64,
@@ -107,7 +107,8 @@ class Sample:
         larger_through = twice_through(larger if whole else larger * weights)
         mass_through = None if whole else twice_through(weights)
         quantiles, means = [np.empty(0)], [np.empty(0)]
-        for runs in iter_runs(n, self.correlation.block, replicates, seed, dense=not sparse):
+        at_once = max(1, CHUNK_ELEMENTS // -(-n // self.correlation.block)) if sparse else None
+        for runs in iter_runs(n, self.correlation.block, replicates, seed, at_once):
             total = np.full(len(runs), n) if mass_through is None else runs.sums(mass_through)
             counts: Counts = runs.counts_at(inside) if sparse else runs.counts()[:, inside]
             mass_inside: Counts = counts if whole else counts * weights[inside]

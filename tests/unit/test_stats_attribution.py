@@ -220,13 +220,15 @@ def test_pruning_never_changes_a_value(n: int, q: str, weighted: bool, monkeypat
         weights = rng.uniform(0.2, 3.0, size) if weighted else None
         arms.append(Arm(columns, ["a", "b", "c"], weights, None, q, seed=side))
     game = Game(arms[0], arms[1], q)
-    masses = [(None, None), *zip(arms[0].draw(5, 1), arms[1].draw(5, 2), strict=True)]
-    pruned = [game.play(*drawn) for drawn in masses]
-    monkeypatch.setattr(Arm, "stays_in_band", lambda *_: False)
-    monkeypatch.setattr(Game, "_can_matter", lambda _self, own, *_: np.arange(own.shape[1]))
-    for quick, drawn in zip(pruned, masses, strict=True):
-        full = game.play(*drawn)
-        assert quick.work < full.work
+    drawn = [(arms[0].itself(), arms[1].itself()), *zip(arms[0].draw(5, 1, 2), arms[1].draw(5, 2, 2), strict=True)]
+    assert [len(base.mass) for base, _ in drawn] == [1, 2, 2, 1]
+    pruned = [game.play(*some) for some in drawn]
+    monkeypatch.setattr(Arm, "stays_in_band", lambda _self, _through, _k, total: np.zeros(len(total), dtype=bool))
+    monkeypatch.setattr(
+        Game, "_can_matter", lambda _self, own, _matched, held, _total: [np.arange(own.shape[1])] * len(held)
+    )
+    for quick, some in zip(pruned, drawn, strict=True):
+        full = game.play(*some)
         for name in ("rows", "dependence", "es_rows", "es_dependence", "mean_rows"):
             assert getattr(quick, name) == pytest.approx(getattr(full, name), abs=1e-12)
 
