@@ -48,10 +48,11 @@ def names(text: str) -> frozenset[str]:
 
 def declared() -> tuple[Provides, ...]:
     """Every declaration, in the order of the docs table."""
-    from engine_probe.adapters.benchmark_provides import PROVIDES
+    from engine_probe.adapters import benchmark_provides, proxy_provides
     from engine_probe.adapters.registry import adapters
 
-    return (*(one for each in adapters() for one in each.provides), *PROVIDES)
+    engines = (one for each in adapters() for one in each.provides)
+    return (*engines, *proxy_provides.PROVIDES, *benchmark_provides.PROVIDES)
 
 
 def visible(engine: str, sources: Sequence[str]) -> frozenset[str]:
