@@ -11,6 +11,7 @@ import io
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from diagnosis import windows as window_rules
+from diagnosis.clocks import engine_ahead_ns, moved
 from diagnosis.diagnose import diagnose as run
 from diagnosis.load_requests import JOIN_REACH_NS
 from diagnosis.verdict import Verdict
@@ -86,13 +88,14 @@ def write(
         _span(chosen.suspect),
         chosen.why,
     )
+    spans = [w for window in (chosen.base, chosen.suspect) for w in _on_both_clocks(store, window, verdict.vantage)]
     part = path.with_name(path.name + ".part")
     try:
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr("question.json", msgspec.json.encode(question))
             archive.writestr("verdict.json", msgspec.json.encode(verdict.to_dict()))
             for kind in KINDS:
-                table = _rows(store, kind, chosen)
+                table = _rows(store, kind, spans)
                 if table.num_rows:
                     buffer = io.BytesIO()
                     pq.write_table(table, buffer, compression="zstd")
@@ -196,15 +199,21 @@ def _too_large(path: Path, why: str) -> DiagnosisError:
     return DiagnosisError(f"{path} is too large to be read: {why}; at most {MAX_BYTES:,} bytes are", path=str(path))
 
 
-def _rows(store: Store, kind: str, chosen: window_rules.Chosen) -> pa.Table:
+def _on_both_clocks(store: Store, window: Window, vantage: str) -> list[Window]:
+    """The window, and where it lies on the engine's clock if that is elsewhere."""
+    ahead_ns = engine_ahead_ns(store, window, vantage)
+    return [window, moved(window, ahead_ns)] if ahead_ns else [window]
+
+
+def _rows(store: Store, kind: str, spans: Sequence[Window]) -> pa.Table:
     """Rows of one kind behind both windows, each once.
 
     Worker facts are slow, so all of them up to the end are taken; so is the life of the blocks that the windows' prompts
     name, and every reset of a cache. Engine rows of a request may lie just outside the client's window.
     """
     parts = []
-    for run_id in dict.fromkeys(window.run_id for window in (chosen.base, chosen.suspect)):
-        mine = [w for w in (chosen.base, chosen.suspect) if w.run_id == run_id]
+    for run_id in dict.fromkeys(window.run_id for window in spans):
+        mine = [w for w in spans if w.run_id == run_id]
         column = "arrival_ns" if kind == "request" else "at_ns"
         ends = [w.end_ns for w in mine]
         until = None if None in ends else max(end for end in ends if end is not None) + JOIN_REACH_NS

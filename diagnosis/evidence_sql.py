@@ -8,6 +8,7 @@ vantage does not tell, as `load_requests.py` does. A number that no SQL gives (s
 from __future__ import annotations
 
 from diagnosis.cause import Case
+from diagnosis.clocks import moved
 from diagnosis.facts import Facts
 from diagnosis.load_requests import SERVED_FIRST, reach
 from diagnosis.sampled import one_rate_sql, rate_of
@@ -39,7 +40,8 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
     borrowed = [name for name, source in sources.items() if source == "engine"]
     if borrowed:
         told = ", ".join(f"coalesce(mine.{name}, theirs.{name}) AS {name}" for name in borrowed)
-        engine = f"vantage = 'engine' AND {case.sql_where(reach(window), 'arrival_ns')}"
+        among = reach(moved(window, facts.requests.engine_ahead_ns))
+        engine = f"vantage = 'engine' AND {case.sql_where(among, 'arrival_ns')}"
         engine_rows = f"({one_request_sql(engine)})" if facts.requests.engine_merged else f"request WHERE {engine}"
         rows = (
             f"(SELECT mine.* REPLACE ({told}) FROM (SELECT * FROM {rows} WHERE {kept}) mine LEFT JOIN "
@@ -93,8 +95,8 @@ def event_where(case: Case, facts: Facts) -> str:
 
 
 def bounds(case: Case, facts: Facts) -> Window:
-    """The window with both its ends, for kinds that are not placed by their request's arrival."""
-    window, origin = case.window_of(facts), facts.requests.origin_ns
+    """The window with both its ends on the engine's clock, for kinds that are not placed by their request's arrival."""
+    window, origin = moved(case.window_of(facts), facts.requests.engine_ahead_ns), facts.requests.origin_ns
     start = window.start_ns if window.start_ns is not None else origin + round(facts.start_s * 1e9)
     end = window.end_ns if window.end_ns is not None else origin + round(facts.end_s * 1e9)
     return Window(start, end, window.run_id)
@@ -119,11 +121,12 @@ def lost_sql(case: Case, select: str, where: str = "true") -> str:
     """
     facts, window, lineage = case.suspect, case.suspect_window, case.suspect.lineage
     worker = ", worker" if lineage is not None and lineage.by_worker else ""
-    past = case.sql_where(Window(None, window.end_ns, window.run_id), "at_ns")
+    ahead_ns = facts.requests.engine_ahead_ns
+    past = case.sql_where(Window(None, moved(window, ahead_ns).end_ns, window.run_id), "at_ns")
     missed = request_sql(
         case,
         facts,
-        f"request_id, worker, arrival_ns AS at_ns, unnest(prompt_blocks[cached_tokens // {facts.block_size()} + 1:]) AS block_hash",
+        f"request_id, worker, arrival_ns{f' + {ahead_ns}' if ahead_ns else ''} AS at_ns, unnest(prompt_blocks[cached_tokens // {facts.block_size()} + 1:]) AS block_hash",
     )
     conditions = [where]
     if lineage is not None and float(lineage.cleared_tokens.sum()) > 0:

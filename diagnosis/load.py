@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from diagnosis.clocks import engine_ahead_ns, moved, moved_requests
 from diagnosis.facts import (
     BlockTotals,
     Facts,
@@ -62,14 +63,16 @@ STEP_NUMBERS = [
 
 def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     """Facts of one window as seen from `vantage` (client or engine). Raises BadWindow where it holds no request."""
+    ahead_ns = engine_ahead_ns(store, window, vantage)
     with beside() as pool:
-        stored = StoredBlocks(store, window, vantage, pool)
-        return _load(store, window, name, vantage, stored)
+        stored = StoredBlocks(store, moved(window, ahead_ns), vantage, pool)
+        return _load(store, window, name, vantage, stored, ahead_ns)
 
 
-def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks) -> Facts:
+def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks, ahead_ns: int) -> Facts:
     table, num_again, num_warmup = _judged(store, window, name, vantage)
     table, rate, num_thinned = one_rate(store, table)
+    table, window = moved_requests(table, ahead_ns), moved(window, ahead_ns)
     origin = int(pc.min(table["arrival_ns"]).as_py())
     newest = max(int(pc.max(table[c]).as_py() or origin) for c in ("arrival_ns", "end_ns", "last_token_ns"))
     bounds = Window(
@@ -86,7 +89,7 @@ def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredB
             engine = _merged(store, wider, "engine", COLUMNS, SERVED_FIRST)
         engine = engine if engine.num_rows else None
     requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
-    requests = replace(requests, sample_rate=rate, num_thinned=num_thinned)
+    requests = replace(requests, sample_rate=rate, num_thinned=num_thinned, engine_ahead_ns=ahead_ns)
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)

@@ -98,6 +98,14 @@ def _gaps(facts: Facts) -> Check | None:
 
 
 def _clocks(facts: Facts) -> Check | None:
+    ahead_s = facts.requests.engine_ahead_ns / 1e9
+    if ahead_s:
+        return Check(
+            "clocks",
+            "warning",
+            f"{facts.name}: by the requests that both saw, the engine's clock is {seconds(abs(ahead_s))} "
+            f"{'ahead of' if ahead_s > 0 else 'behind'} the {facts.requests.vantage}'s; times are told by the engine's",
+        )
     if facts.clock_error_s is None:
         return Check(
             "clocks", "ok", f"{facts.name}: clocks were not compared; only durations are joined across vantages"
