@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ARROW_CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 JSON_CONTENT_TYPE = "application/json"
 NDJSON_CONTENT_TYPE = "application/x-ndjson"
+MAX_COLUMNS = 1024
+"""Columns of one stream: far more than any contract has, few enough to look through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ def decode_arrow(body: bytes | bytearray, max_decoded_bytes: int | None = None) 
         try:
             with pa.ipc.open_stream(buffer.slice(frame.start, frame.end - frame.start)) as reader:
                 kind = _kind_of(reader.schema, place)
+                if len(reader.schema) > MAX_COLUMNS:
+                    raise invalid_rows(
+                        f"has {len(reader.schema)} columns", kind=kind, place=place, expected=f"at most {MAX_COLUMNS}"
+                    )
                 row_bytes += frame.num_rows * 8 * len(KINDS[kind])
                 if max_decoded_bytes is not None and row_bytes > max_decoded_bytes:
                     raise TooLarge(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from engine_probe import ipc_frames
-from engine_probe.codec import decode_arrow, encode_arrow
+from engine_probe.codec import MAX_COLUMNS, decode_arrow, encode_arrow
 from engine_probe.errors import InvalidRows, TooLarge, UnknownFormat
 from engine_probe.schema import table_from_rows
 
@@ -157,6 +157,7 @@ def test_every_prefix_of_a_body_is_refused() -> None:
         (stream({"at_ns": [NOW]}, {**METADATA, "kvscope.contract": "new"}), InvalidRows, "'new'"),
         (stream({"at_ns": [NOW]}), InvalidRows, "column name .* is missing; expected a text"),
         (sample(at_ns=pa.nulls(2)), InvalidRows, "column at_ns .* is missing"),
+        (sample(**{f"new_{i}": pa.nulls(2) for i in range(MAX_COLUMNS)}), InvalidRows, "has 1027 columns"),
     ],
 )
 def test_each_kind_of_damage_has_its_own_words(body: bytes, error: type[Exception], words: str) -> None:
