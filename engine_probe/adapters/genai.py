@@ -186,7 +186,8 @@ def _tokens(
             found["token_counts"] = [1] * output
     elif first_ns is not None and each_s is not None and output:
         found["decode_s"] = each_s * (output - 1)
-        found["last_token_ns"] = first_ns + round(found["decode_s"] * 1e9)
+        last_ns = first_ns + round(found["decode_s"] * 1e9)
+        found["last_token_ns"] = last_ns if end_ns is None else max(first_ns, min(last_ns, end_ns))
     elif first_ns is None and end_ns is not None and comes_whole:
         # An answer that was not streamed comes as a whole, with the end of the span.
         found["last_token_ns"] = end_ns

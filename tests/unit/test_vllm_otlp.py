@@ -93,8 +93,8 @@ def decode(json_form: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_request_span_is_placed_on_one_axis() -> None:
-    """ttft 0.5 = front end 0.125 + queue 0.125 + prefill 0.25; decode 1.5 follows the first token."""
-    row = decode(document(span(VLLM)))
+    """ttft 0.5 = front end 0.125 + queue 0.125 + prefill 0.25; the last token came 2.25 s after the arrival by the front end's clock."""
+    row = decode(document(span(VLLM | {LATENCY + "e2e": 2.25})))
     assert row == {
         "worker": "worker-0",
         "at_ns": START + 2_500_000_000,
@@ -108,7 +108,7 @@ def test_a_request_span_is_placed_on_one_axis() -> None:
         "arrival_ns": START,
         "first_scheduled_ns": START + 250_000_000,
         "first_token_ns": START + 500_000_000,
-        "last_token_ns": START + 2_000_000_000,
+        "last_token_ns": START + 2_250_000_000,
         "end_ns": START + 2_500_000_000,
         "frontend_s": 0.125,
         "queue_s": 0.125,
@@ -117,6 +117,21 @@ def test_a_request_span_is_placed_on_one_axis() -> None:
         "prompt_tokens": 448,
         "output_tokens": 16,
     }
+
+
+@pytest.mark.parametrize(("decode_s", "last_s"), [(1.5, 2.0), (9.0, 2.5)])
+def test_without_e2e_the_last_token_follows_from_decode_and_not_beyond_the_end(decode_s: float, last_s: float) -> None:
+    """First token at 0.5 s, end at 2.5 s: 1.5 s of decode end at 2.0 s, 9 s of it cannot lie after the end."""
+    told = {key: value for key, value in VLLM.items() if key != LATENCY + "e2e"} | {
+        LATENCY + "time_in_model_decode": decode_s
+    }
+    assert decode(document(span(told)))["last_token_ns"] == START + round(last_s * 1e9)
+
+
+def test_a_span_without_a_first_token_has_no_last_one() -> None:
+    """Its end-to-end time is then no time to a last token."""
+    told = {key: value for key, value in VLLM.items() if key != LATENCY + "time_to_first_token"}
+    assert "last_token_ns" not in decode(document(span(told)))
 
 
 def test_rows_and_tables_say_the_same_and_keep_the_contract() -> None:
