@@ -67,6 +67,8 @@ _TIE_TYPES: Final = (int, str, str, str, int, int, str)
 """Types of these columns, in their order."""
 _KNOWN_IN_TIE: Final[Mapping[str, Any]] = {"worker": "", "attempt": 0, "run_id": ""}
 _LAST: Final = 1e300
+MAX_ROWS: Final = 1_000
+"""Most rows of a kind that are told of one request; more mean that its id was used again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,15 @@ def list_requests(store: Store, wanted: RequestFilter) -> Page:
 
 
 def get_request(store: Store, request_id: str, window: Window | None) -> dict[str, Any]:
-    """All rows of a request (vantages, attempts, workers), its routing decisions and transfers. Raises NotFound."""
-    found: dict[str, Any] = {"request_id": request_id}
+    """All rows of a request (vantages, attempts, workers), its routing decisions and transfers. Raises NotFound.
+
+    `truncated` names the lists of which rows were left out.
+    """
+    found: dict[str, Any] = {"request_id": request_id, "truncated": []}
     for name, kind in (("rows", "request"), ("routes", "route"), ("transfers", "transfer")):
-        found[name] = rows_of_request(store, kind, request_id, window, f", {_METRICS}" if kind == "request" else "")
+        columns = f", {_METRICS}" if kind == "request" else ""
+        found[name], more = rows_of_request(store, kind, request_id, window, columns)
+        found["truncated"] += [name] if more else []
     if not any(found[name] for name in ("rows", "routes", "transfers")):
         where = "" if window is None else f" in {window}"
         raise NotFound(f"no row of request {request_id!r} is stored{where}", request_id=request_id)
@@ -143,15 +150,17 @@ def get_request(store: Store, request_id: str, window: Window | None) -> dict[st
 
 
 def rows_of_request(
-    store: Store, kind: str, request_id: str, window: Window | None, more: str, limit: int = 1_000
-) -> list[dict[str, Any]]:
+    store: Store, kind: str, request_id: str, window: Window | None, columns: str, limit: int = MAX_ROWS
+) -> tuple[list[dict[str, Any]], bool]:
+    """Rows of a kind that name the request, the earliest first, and whether there are more than `limit`."""
     instant = "arrival_ns" if kind == "request" else "at_ns"
     condition, params = ("true", []) if window is None else window_sql(window, instant)
     sql = (
-        f'SELECT * EXCLUDE (received_ns){more} FROM "{kind}" WHERE request_id = ? AND {condition} '
-        f"ORDER BY at_ns LIMIT {limit}"
+        f'SELECT * EXCLUDE (received_ns){columns} FROM "{kind}" WHERE request_id = ? AND {condition} '
+        f"ORDER BY at_ns LIMIT {limit + 1}"
     )
-    return json_objects(store.query(sql, [request_id, *params]))
+    found = json_objects(store.query(sql, [request_id, *params]))
+    return found[:limit], len(found) > limit
 
 
 def _write_cursor(wanted: RequestFilter, row: Mapping[str, Any]) -> str:

@@ -12,12 +12,13 @@ from store.sql_json import json_objects
 
 MAX_STEPS: Final = 2_000
 MAX_BLOCKS: Final = 2_000
+MAX_MARKS: Final = 100
 
 
 def timeline(store: Store, request_id: str, window: Window | None) -> dict[str, Any]:
     """The course of a request: its instants and phases at each vantage, and what happened to it and around it.
 
-    `events` are in order of time. Instants of different vantages come from different clocks. Raises NotFound.
+    `events` are in order of time; `truncated` names what was left out of. Instants of different vantages come from different clocks. Raises NotFound.
     """
     request = get_request(store, request_id, window)
     events: list[dict[str, Any]] = []
@@ -30,16 +31,20 @@ def timeline(store: Store, request_id: str, window: Window | None) -> dict[str, 
         start_ns = transfer["at_ns"] - round(seconds * 1e9)
         facts = {name: transfer[name] for name in ("source_worker", "target_worker", "num_bytes", "outcome", "reason")}
         events.append(_event("transfer", transfer, start_ns=start_ns, **facts))
-    for block in rows_of_request(store, "block", request_id, window, "", MAX_BLOCKS):
+    blocks, more_blocks = rows_of_request(store, "block", request_id, window, "", MAX_BLOCKS)
+    for block in blocks:
         facts = {name: block[name] for name in ("block_hash", "tier", "reason", "age_s", "idle_s")}
         events.append(_event(f"block {block['change']}", block, **facts))
     events.sort(key=lambda event: (event["start_ns"], event["end_ns"]))
+    steps, marks = _steps_around(store, request["rows"]), _marks_around(store, request["rows"])
+    cut = {"blocks": more_blocks, "steps": len(steps) > MAX_STEPS, "marks": len(marks) > MAX_MARKS}
     return {
         "request_id": request_id,
         "rows": [_brief(row) for row in request["rows"]],
         "events": events,
-        "steps": _steps_around(store, request["rows"]),
-        "marks": _marks_around(store, request["rows"]),
+        "steps": steps[:MAX_STEPS],
+        "marks": marks[:MAX_MARKS],
+        "truncated": [*request["truncated"], *(name for name, is_cut in cut.items() if is_cut)],
     }
 
 
@@ -99,7 +104,7 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _steps_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Steps of the request's workers while it was there, the first MAX_STEPS."""
+    """Steps of the request's workers while it was there; more than MAX_STEPS where there are."""
     steps: list[dict[str, Any]] = []
     for row in rows:
         last_ns = row["last_token_ns"] or row["end_ns"] or row["at_ns"]
@@ -109,10 +114,12 @@ def _steps_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         sql = (
             "SELECT worker, step, at_ns, duration_s, num_running, num_waiting_prefill, prefill_tokens, decode_tokens, "
             "recomputed_tokens, num_preempted, blocks_used, blocks_total, blocks_evicted FROM step "
-            f"WHERE worker = ? AND {condition} ORDER BY at_ns LIMIT {MAX_STEPS}"
+            f"WHERE worker = ? AND {condition} ORDER BY at_ns LIMIT {MAX_STEPS + 1}"
         )
         steps += json_objects(store.query(sql, [row["worker"], *params]))
-    return steps[:MAX_STEPS]
+        if len(steps) > MAX_STEPS:
+            break
+    return steps
 
 
 def _marks_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -122,5 +129,5 @@ def _marks_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     first_ns = min(row["arrival_ns"] for row in rows) - 60_000_000_000
     last_ns = max(row["at_ns"] for row in rows) + 1
     condition, params = window_sql(Window(first_ns, last_ns, rows[0]["run_id"]), "at_ns")
-    sql = f"SELECT at_ns, mark, worker, subject, text FROM mark WHERE {condition} ORDER BY at_ns LIMIT 100"
+    sql = f"SELECT at_ns, mark, worker, subject, text FROM mark WHERE {condition} ORDER BY at_ns LIMIT {MAX_MARKS + 1}"
     return json_objects(store.query(sql, params))

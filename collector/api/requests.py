@@ -109,6 +109,7 @@ class RequestRows(BaseModel):
     rows: list[dict[str, Any]] = Field(description="one a vantage, attempt and worker, with ttft_s, tpot_s, e2e_s")
     routes: list[dict[str, Any]]
     transfers: list[dict[str, Any]]
+    truncated: list[str] = Field(description="lists of which rows were left out: an id that was used over and over")
 
 
 class TimelineEvent(BaseModel):
@@ -131,6 +132,7 @@ class Timeline(BaseModel):
     events: list[TimelineEvent]
     steps: list[dict[str, Any]] = Field(description="steps of its workers while it was there")
     marks: list[dict[str, Any]] = Field(description="marks from a minute before it to its end")
+    truncated: list[str] = Field(description="what was left out of: rows, routes, transfers, blocks, steps, marks")
 
 
 class FilterParams(BaseModel):

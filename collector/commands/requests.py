@@ -129,6 +129,8 @@ def show(
         emit_json({**rows, "timeline": course})
     else:
         emit(_course(course))
+        if course["truncated"]:
+            say(f"not all of its {', '.join(course['truncated'])} are shown; ask with --window, or in SQL")
 
 
 def _list_from_store(

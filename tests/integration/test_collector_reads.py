@@ -193,6 +193,26 @@ def test_one_request_with_everything_told_of_it(collector: Collector) -> None:
     assert (found["routes"][0]["chosen"], found["transfers"][0]["outcome"]) == ("w9", "ok")
 
 
+def test_what_is_left_out_of_a_request_is_said(collector: Collector) -> None:
+    """An id that was used 1,001 times, over 2,001 steps and 101 marks: cut, and named."""
+    at = [NOW_NS + i for i in range(2_001)]
+    rows = {
+        "request": [
+            request_row("again", run_id="many", vantage="engine", worker="w8", arrival_ns=NOW_NS) for _ in at[:1_001]
+        ],
+        "step": [step_row(i, worker="w8", run_id="many", at_ns=instant) for i, instant in enumerate(at)],
+        "mark": [{"at_ns": instant, "mark": "fault", "run_id": "many"} for instant in at[:101]],
+        "block": [{"at_ns": NOW_NS, "change": "hit", "request_id": "again", "run_id": "many"} for _ in at],
+    }
+    collector.post(rows).raise_for_status()
+    found = get(collector, "requests/again")
+    assert (len(found["rows"]), found["truncated"]) == (1_000, ["rows"])
+    course = get(collector, "requests/again/timeline")
+    assert course["truncated"] == ["rows", "blocks", "steps", "marks"]
+    assert (len(course["steps"]), len(course["marks"])) == (2_000, 100)
+    assert get(collector, "requests/detail/timeline")["truncated"] == []
+
+
 def test_unknown_request_is_404(collector: Collector) -> None:
     """Also where it is stored, but not in the window asked for; and for its timeline."""
     for path in ("requests/nobody", "requests/nobody/timeline"):
