@@ -108,6 +108,8 @@ class Funnel:
         deadline = time.monotonic() + DRAIN_S
         while not self.flush() and time.monotonic() < deadline:
             time.sleep(0.5)
+        if self._untold:
+            self.flush()  # what the last pass lost is told too
         with self._lock:
             for tables in (*self._stuck, *({kind: part} for kind, parts in self._waiting.items() for part in parts)):
                 self.lost.update({kind: table.num_rows for kind, table in tables.items()})
