@@ -150,6 +150,50 @@ def _targets(data: bytes) -> None:
                 read_file(path)
 
 
+def _proxied_stream(data: bytes) -> None:
+    """What the proxy reads of an answer: an event stream in two pieces, each API by turns; then the same in one piece."""
+    from engine_probe.proxy.dialects import read_event, read_whole
+    from engine_probe.proxy.order import OpenAnswers, Order
+    from engine_probe.proxy.reading import Reading
+    from engine_probe.proxy.sse import SseParser
+
+    parser, reading = SseParser(), Reading(Order("r", OpenAnswers()))
+    half = len(data) // 2
+    for now, part in enumerate((data[:half], data[half:]), 1):
+        for event in parser.feed(part):
+            read_event(reading, event.name, event.data, now)
+    for event in parser.finish():
+        read_event(reading, event.name, event.data, 3)
+    reading.tokens.counts(reading.columns.get("output_tokens"))
+    read_whole(Reading(Order("r", OpenAnswers())), data)
+
+
+def _proxied_wire(data: bytes) -> None:
+    """Heads, chunked bodies, compressed bodies and picked values, as they come from sockets."""
+    from engine_probe.proxy.framing import BadFraming, ChunkedBody
+    from engine_probe.proxy.heads import BadHead, parse_request, parse_response
+    from engine_probe.proxy.inflate import Unreadable, inflater
+    from engine_probe.proxy.peek import Peek
+
+    half = len(data) // 2
+    for parse in (parse_request, parse_response):
+        with contextlib.suppress(BadHead):
+            parse(data + b"\r\n\r\n")
+    body, peek = ChunkedBody(), Peek(["model", "n"], ["usage"])
+    with contextlib.suppress(BadFraming):
+        for part in (data[:half], data[half:]):
+            body.feed(part, [])
+    for part in (data[:half], data[half:]):
+        peek.feed(part)
+    for encoding in (b"gzip", b"deflate", b"zstd"):
+        reader = inflater(encoding)
+        if reader is not None:
+            with contextlib.suppress(Unreadable):
+                for part in (data[:half], data[half:]):
+                    for _ in reader.feed(part):
+                        pass
+
+
 TARGETS: Final[dict[str, Target]] = {
     "arrow": _arrow,
     "json": _json,
@@ -163,6 +207,8 @@ TARGETS: Final[dict[str, Target]] = {
     "start_up_log": _start_up_log,
     "import": _import,
     "targets": _targets,
+    "proxied_stream": _proxied_stream,
+    "proxied_wire": _proxied_wire,
 }
 
 
@@ -228,6 +274,28 @@ def _server_seeds() -> Iterator[bytes]:
     yield b'{"status":"error","errorType":"bad_data","error":"parse error"}'
 
 
+def _stream_seeds() -> Iterator[bytes]:
+    from tests.proxy_answers import chat, llama, messages, responses, sglang, usage, wire
+
+    yield b"".join(
+        wire([chat("a"), chat("b"), chat(finish="stop"), usage(prompt_tokens=2, completion_tokens=2), "[DONE]"])
+    )
+    yield b"".join(wire(responses("a", "b"), names=True))
+    yield b"".join(wire(messages("a", "b"), names=True)).replace(b"\n", b"\r\n")
+    yield b"".join(wire([*sglang(1, 3), *llama("a")]))
+    yield json.dumps(
+        {"id": "a", "choices": [{"index": 0, "message": {"content": "x"}}], "usage": {"prompt_tokens": 1}}
+    ).encode()
+
+
+def _wire_seeds() -> Iterator[bytes]:
+    yield b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nConnection: x, close"
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream"
+    yield b"3;a=b\r\nabc\r\n0\r\nX-T: 1\r\n\r\n"
+    yield b'{"messages": [{"content": "\\"x\\" {["}], "model": "m", "n": 2, "usage": {"a": [1]}}'
+    yield gzip.compress(b"data: x\n\n" * 9)
+
+
 _SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "arrow": _arrow_seeds,
     "json": _json_seeds,
@@ -242,5 +310,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     ),
     "start_up_log": _files("recordings/*/engine-worker-0.log.gz"),
     "import": _files("benchmarks/*", "samples/*.prom", "samples/*.jsonl"),
+    "proxied_stream": _stream_seeds,
+    "proxied_wire": _wire_seeds,
     "targets": lambda: iter((b'[{"targets": ["a:1"], "labels": {"engine": "vllm"}}]', b"- targets: ['a:1']\n")),
 }
