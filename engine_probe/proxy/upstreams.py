@@ -1,7 +1,8 @@
 """The engines or APIs behind the proxy: their addresses, their kept-alive connections, and which of them is asked next.
 
-An idle connection is used for at most `IDLE_S` (servers of engines close theirs after 5 s, and a request that crosses such
-a close on the wire could not be sent again). An upstream that refused a connection is asked last for a growing while,
+An idle connection is used for a bounded time: servers of engines close theirs after 5 s, and a request that crosses such a close
+on the wire could not be sent again; what speaks TLS stands behind a load balancer that waits longer, and its connections are
+dear. An upstream that refused a connection is asked last for a growing while,
 never not at all: if all are down, all are tried.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from engine_probe.proxy.upstream_side import UpstreamConnection
 
 IDLE_S: Final = 2.5
+TLS_IDLE_S: Final = 25.0
 MAX_IDLE: Final = 512
 FIRST_DOWN_S: Final = 1.0
 MAX_DOWN_S: Final = 30.0
@@ -44,11 +46,16 @@ class Upstream:
     down_until_s: float = 0.0
     idle: list[UpstreamConnection] = field(default_factory=list)
 
+    @property
+    def idle_s(self) -> float:
+        """How long a connection may have been idle."""
+        return IDLE_S if self.tls is None else TLS_IDLE_S
+
     def take_idle(self, now_s: float) -> UpstreamConnection | None:
         """A connection that is still good, the one used last; None where there is none."""
         while self.idle:
             connection = self.idle.pop()
-            if connection.is_open and now_s - connection.idle_since_s < IDLE_S:
+            if connection.is_open and now_s - connection.idle_since_s < self.idle_s:
                 return connection
             connection.close()
         return None
@@ -66,7 +73,7 @@ class Upstream:
         """Close what has been idle too long."""
         kept = []
         for connection in self.idle:
-            if connection.is_open and now_s - connection.idle_since_s < IDLE_S:
+            if connection.is_open and now_s - connection.idle_since_s < self.idle_s:
                 kept.append(connection)
             else:
                 connection.close()

@@ -224,6 +224,44 @@ def test_a_large_answer_is_read_without_being_held() -> None:
     assert row["state"] == "finished"
 
 
+def test_a_prompt_of_a_hundred_megabytes_is_looked_at_without_being_held() -> None:
+    """What stands behind it in the request is still found; memory is that of two reads."""
+    import tracemalloc
+
+    size, piece = 100 << 20, b"word " * 13107
+    count = size // len(piece)
+    before, after = b'{"messages": [{"role": "user", "content": "', b'"}], "model": "m", "max_tokens": 3}'
+    length = len(before) + count * len(piece) + len(after)
+
+    async def upstream(peer: Peer) -> None:
+        await peer.head()
+        left = length
+        while left:
+            left -= len(await peer.reader.read(1 << 20))
+        await stream(*CHAT)(_Replay(peer))
+
+    record = Record()
+    peaks: list[int] = []
+
+    async def story() -> None:
+        async with lab(upstream, observers=record.recording) as here:
+            client = await here.connect()
+            await client.send(post(b"").replace(b"Content-Length: 0", b"Content-Length: %d" % length) + before)
+            tracemalloc.start()
+            for _ in range(count):
+                client.writer.write(piece)
+                await client.writer.drain()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            await client.send(after)
+            await client.rest()
+
+    run(story)
+    (row,) = record.rows()
+    assert (row["state"], row["model"], row["labels"]["max_tokens"]) == ("finished", "m", "3")
+    assert peaks[0] < 16 << 20
+
+
 @pytest.mark.parametrize(
     ("status", "state", "error"),
     [
