@@ -19,7 +19,7 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -146,7 +146,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Doorway:
-    """Outermost layer: 503 where too many are connected, and HEAD is GET (uvicorn leaves the body of its answer out)."""
+    """Outermost layer: 503 where too many are connected or the end came first; HEAD is GET (uvicorn sends no body)."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app = app
@@ -165,7 +165,28 @@ class Doorway:
                 return
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}
+            await self._answer(scope, receive, send)
+            return
         await self.app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app's answer; where it is cut off at the end of the drain before it began, a problem that says so."""
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if has_begun:
+                raise
+            stopped = NotReady(
+                "the collector stopped before it could answer; ask again when it is back", retry_after_s=1
+            )
+            await problems.response(stopped, {"Connection": "close"})(scope, receive, send)
 
 
 class PatientH11(H11Protocol):

@@ -120,6 +120,23 @@ def test_sigterm_ends_the_command_with_everything_on_disk(tmp_path: Path) -> Non
         assert list(store.verify()) == []
 
 
+def test_question_that_the_end_cuts_off_is_told_so(tmp_path: Path) -> None:
+    """A statement that runs when the collector stops is ended with it; who waits for it reads why, as a problem."""
+    with _command("--port", "0", "--store", str(tmp_path / "k.duckdb"), "--json") as (process, url):
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+            endless = {"sql": "SELECT count(*) FROM range(1000000000000)"}
+            asked = pool.submit(client.post, "/api/v1/sql", json=endless)
+            deadline = time.monotonic() + 30
+            while not any(children.read_text() for children in Path("/proc").glob(f"{process.pid}/task/*/children")):
+                assert time.monotonic() < deadline, "no process for the statement"
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            answer = asked.result(60)
+            assert process.wait(30) == 0
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert answer.json()["type"] == "urn:kvscope:error:not-ready"
+
+
 def test_port_in_use_is_said_with_what_to_do(tmp_path: Path) -> None:
     """Exit code 3 and one line, before the store is touched."""
     with serving.listen("127.0.0.1", 0) as sock:
