@@ -9,23 +9,20 @@ Source for what may be repeated: RFC 9110, section 9.2.2.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from engine_probe.proxy.dial import Dial
 from engine_probe.proxy.framing import BadFraming, Body, LengthBody, UntilClose
 from engine_probe.proxy.heads import END, MAX_HEAD_BYTES, BadHead, RequestHead, ResponseHead, parse_response, render
 from engine_probe.proxy.refusals import refusal
 from engine_probe.proxy.upstream_side import UpstreamConnection
 from engine_probe.proxy.upstreams import Upstream, now_s
-from engine_probe.proxy.why import why_lost, why_unreachable
+from engine_probe.proxy.why import why_lost
 
 if TYPE_CHECKING:
     from engine_probe.proxy.client_side import ClientConnection
     from engine_probe.proxy.context import Context, Observer
-
-log = logging.getLogger(__name__)
 
 IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"))
 MAX_REPLAY_BYTES: Final = 1 << 20
@@ -40,9 +37,9 @@ class Exchange:
         "_body",
         "_buffer",
         "_client_ended",
-        "_connecting",
         "_connection",
         "_context",
+        "_dial",
         "_head",
         "_heard",
         "_held",
@@ -52,12 +49,8 @@ class Exchange:
         "_keeps_client",
         "_now_ns",
         "_observer",
-        "_problems",
         "_sent_bytes",
-        "_tried",
         "_unseen",
-        "_upstream",
-        "_was_reused",
         "client",
         "request_done",
         "request_id",
@@ -78,18 +71,21 @@ class Exchange:
         self._head = head
         self._body = head.body()
         self.request_done = self._body.done
-        self._upstream: Upstream | None = None
         self._connection: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._tried: list[Upstream] = []
-        self._problems: list[str] = []
+        self._dial = Dial(
+            context,
+            attach=self._attach,
+            give_up=self._no_upstream,
+            connecting=client.pause_reading,
+            chosen=lambda *choice: self._observe(lambda observer: observer.routed(*choice)),
+            failed=lambda reason: self._observe(lambda observer: observer.retried(reason)),
+        )
         self._held: list[bytes] | None = []
         self._unseen: list[bytes] = []
         self._is_repeatable = head.method in IDEMPOTENT or (
             context.repeats_posts or head.get(b"idempotency-key") is not None
         )
         self._sent_bytes = 0
-        self._was_reused = False
         self._buffer = b""
         self._answer: ResponseHead | None = None
         self._answer_body: Body = LengthBody(0)
@@ -102,7 +98,7 @@ class Exchange:
 
     def start(self) -> None:
         """Choose an upstream and connect. The client is read again once there is one."""
-        self._next()
+        self._dial.next()
 
     # The client's side
 
@@ -149,66 +145,20 @@ class Exchange:
         """The proxy stops and waits no longer."""
         self._give_up("kvscope proxy was stopped")
 
-    # Choosing and connecting
+    # Sending
 
-    def _next(self) -> None:
-        begun = self._context.now_ns()
-        choice = self._context.balancer.choose(self._tried, now_s())
-        if choice is None:
-            detail = " ".join(self._problems)
-            self._refuse(502, f"No upstream answers. {detail}", "no upstream answers", upstreams=self._problems)
-            return
-        self._upstream = choice.upstream
-        self._tried.append(choice.upstream)
-        choice.upstream.outstanding += 1
-        self._observe(lambda observer: observer.routed(choice, begun, self._context.now_ns()))
-        connection = choice.upstream.take_idle(now_s())
-        if connection is not None:
-            self._was_reused = True
-            self._attach(connection)
-        else:
-            self._connect()
-
-    def _connect(self) -> None:
-        self._was_reused = False
-        self.client.pause_reading()
-        assert self._upstream is not None
-        self._connecting = self._context.loop.create_task(self._open(self._upstream))
-
-    async def _open(self, upstream: Upstream) -> None:
-        try:
-            async with asyncio.timeout(self._context.connect_timeout_s):
-                _, connection = await self._context.loop.create_connection(
-                    UpstreamConnection,
-                    upstream.host,
-                    upstream.port,
-                    ssl=upstream.tls,
-                    server_hostname=upstream.host if upstream.tls is not None else None,
-                )
-        except (OSError, TimeoutError, UnicodeError) as error:
-            self._connecting = None
-            reason = why_unreachable(upstream.url, error, self._context.connect_timeout_s)
-            self._context.upstream_failed(upstream, reason)
-            self._release()
-            self._retry(reason)
-        else:
-            self._connecting = None
-            self._context.upstream_answered(upstream)
-            self._attach(connection)
-
-    def _attach(self, connection: UpstreamConnection) -> None:
-        assert self._upstream is not None
+    def _attach(self, connection: UpstreamConnection, upstream: Upstream) -> None:
         self._connection = connection
         connection.exchange = self
         connection.num_requests += 1
         self._buffer, self._heard = b"", False
         first_line = b"%b %b%b HTTP/1.%d" % (
             self._head.method,
-            self._upstream.prefix,
+            upstream.prefix,
             self._head.target,
             self._head.minor,
         )
-        headers = self._context.request_headers(self._head, self._upstream, self.request_id)
+        headers = self._context.request_headers(self._head, upstream, self.request_id)
         connection.write(render(first_line, headers) + b"".join(self._held or ()))
         if not self._is_repeatable:
             self._held = None
@@ -237,10 +187,9 @@ class Exchange:
         else:
             self._held.append(data)
 
-    def _retry(self, reason: str) -> None:
-        self._problems.append(reason)
-        self._observe(lambda observer: observer.retried(reason))
-        self._next()
+    def _no_upstream(self) -> None:
+        problems = self._dial.problems
+        self._refuse(502, f"No upstream answers. {' '.join(problems)}", "no upstream answers", upstreams=problems)
 
     # The upstream's side
 
@@ -256,7 +205,7 @@ class Exchange:
     def upstream_ended(self, exc: Exception | None) -> None:
         """The upstream's connection is gone."""
         connection, self._connection = self._connection, None
-        if self._is_over or connection is None or self._upstream is None:
+        if self._is_over or connection is None:
             return
         if self._answer is None:
             self._lost_before_answer(exc)
@@ -272,17 +221,12 @@ class Exchange:
                 self.client.close()
 
     def _lost_before_answer(self, exc: Exception | None) -> None:
-        assert self._upstream is not None
-        reason = f"{self._upstream.url} took the request and broke off before it answered ({why_lost(exc)})."
+        reason = f"{self._url} took the request and broke off before it answered ({why_lost(exc)})."
         if self._client_ended:
             self._end("aborted", "the client closed")
             self.client.close()
         elif self._is_repeatable and not self._heard and self._held is not None:
-            if self._was_reused:
-                # Most likely it closed the idle connection just then: the same upstream, on a connection of its own.
-                self._tried.remove(self._upstream)
-            self._release()
-            self._retry(reason)
+            self._dial.again(reason)
         else:
             self._refuse(502, f"No answer. {reason}", "the upstream broke off before it answered")
 
@@ -348,23 +292,26 @@ class Exchange:
             assert self._connection is not None
             self._complete(self._connection, is_reusable=used == num_bytes)
 
+    @property
+    def _url(self) -> str:
+        return "" if self._dial.upstream is None else self._dial.upstream.url
+
     def _body_closed(self) -> bool:
         return self._is_raw or self._answer_body.closed()
 
     def _not_http(self, problem: str) -> None:
-        assert self._upstream is not None
-        reason = f"{self._upstream.url} answers, but not in HTTP: {problem}."
+        reason = f"{self._url} answers, but not in HTTP: {problem}."
         self._refuse(502, reason, "the upstream does not answer in HTTP")
 
     # Ends
 
     def _complete(self, connection: UpstreamConnection, *, is_reusable: bool) -> None:
-        assert self._upstream is not None
         assert self._answer is not None
+        upstream = self._dial.upstream
         self._connection, connection.exchange = None, None
         is_reusable = is_reusable and self.request_done and not self._answer.wants_close and not self._client_ended
-        if is_reusable and connection.is_open and not self._is_raw:
-            self._upstream.give_back(connection, now_s())
+        if upstream is not None and is_reusable and connection.is_open and not self._is_raw:
+            upstream.give_back(connection, now_s())
         else:
             connection.close()
         self._end("failed" if self._is_raw else "complete", "the answer's framing is broken" if self._is_raw else None)
@@ -391,23 +338,15 @@ class Exchange:
             return
         self._is_over = True
         self._held = None
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.exchange = None
             connection.abort()
-        self._release()
+        self._dial.close()
         now = self._context.now_ns()
         self._look_at_request()
         self._observe(lambda observer: observer.ended(how, error, status, now))
         self._observer = None
-
-    def _release(self) -> None:
-        if self._upstream is not None:
-            self._upstream.outstanding -= 1
-            self._upstream = None
 
     def _observe(self, look: Callable[[Observer], None]) -> None:
         """Looking may fail; passing on may not."""

@@ -657,6 +657,32 @@ def test_headers_for_the_proxy_stay_with_it() -> None:
     run(story)
 
 
+def test_an_exchange_that_is_over_is_let_go_of() -> None:
+    """Answered, refused or cancelled: nothing keeps it, without waiting for the garbage collector."""
+    import gc
+
+    from engine_probe.proxy.exchange import Exchange
+
+    async def story() -> None:
+        async with lab(sized) as here, lab(dead=1) as dead:
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(5):
+                    await here.ask(post(b"x"))
+                    await dead.ask(post(b"x"))
+                    client = await here.connect()
+                    await client.send(post(b"", close=False).replace(b"Content-Length: 0", b"Content-Length: 9"))
+                    client.reset()
+                await until(lambda: not here.context.clients and not dead.context.clients)
+                await asyncio.sleep(0)
+                assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
+            finally:
+                gc.enable()
+
+    run(story)
+
+
 def test_an_address_that_is_taken_is_told() -> None:
     """The message names the address and the option."""
     from engine_probe.errors import UsageError
