@@ -108,7 +108,7 @@ async def lab(
         async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: Script = script) -> None:
             try:
                 await script(Peer(reader, writer))
-            except (ConnectionError, asyncio.CancelledError):
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 pass
             except BaseException as error:
                 failures.append(error)
