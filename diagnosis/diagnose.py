@@ -47,10 +47,11 @@ def diagnose(
     if why is not None:
         chosen = replace(chosen, why=why)
     vantage = _vantage(store, chosen) if vantage is None else vantage
-    base, found = both(
-        partial(load, store, chosen.base, chosen.base_name, vantage),
-        partial(load, store, chosen.suspect, chosen.suspect_name, vantage),
-    )
+    with store.sharing():
+        base, found = both(
+            partial(load, store, chosen.base, chosen.base_name, vantage),
+            partial(load, store, chosen.suspect, chosen.suspect_name, vantage),
+        )
     return judge(base, found, chosen, metric, quantile, seed=seed)
 
 

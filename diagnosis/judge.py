@@ -20,7 +20,7 @@ from diagnosis.comparability import Mix, common_mix
 from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
-from diagnosis.ledger import Ledger, metric_values
+from diagnosis.ledger import Counted, Ledger, metric_values
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
@@ -40,17 +40,13 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     """The verdict on why `metric` differs between two windows. Raises BadWindow where a window has no such metric."""
     checks = [*quality.check(base), *quality.check(suspect)]
     base, suspect, unequal = equal_sight(base, suspect)
-    with beside() as pool:
+    counted = (_counted(base, metric), _counted(suspect, metric))
+    with beside() as pool:  # what needs no ledger goes on beside the ledgers
+        weighed = pool.submit(_weigh, base, suspect, counted, metric, quantile, seed)
         effects = pool.submit(side_effects, base, suspect, metric, seed)
         model = calibrate(base, suspect)
         ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
-        mix = _mix(base, suspect, ledger_b, ledger_s, seed)
-        comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
-        if not comparable:
-            mix = replace(
-                mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
-            )
-        judged = carry(ledger_b, ledger_s, mix, metric, quantile, seed)
+        mix, comparable, judged = weighed.result()
     names, parts_b, parts_s = _align(ledger_b, ledger_s)
     attribution = attribute(
         names, parts_b, parts_s, judged.quantile, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed
@@ -129,24 +125,41 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     )
 
 
+def _counted(facts: Facts, metric: str) -> Counted:
+    found = ledgers.count(facts, metric)
+    if len(found.values) == 0:
+        raise BadWindow(
+            f"no request of window {facts.name} has a known {metric_name(metric)}: {_why_none(facts, metric)}",
+            window=facts.name,
+        )
+    return found
+
+
+def _weigh(
+    base: Facts, suspect: Facts, counted: tuple[Counted, Counted], metric: str, quantile: str, seed: int
+) -> tuple[Mix, bool, Judged]:
+    """The common mix, whether the windows have any kind of request in common, and the change at it."""
+    mix = _mix(base, suspect, counted, seed)
+    comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
+    if not comparable:
+        mix = replace(
+            mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
+        )
+    return mix, comparable, carry(*counted, mix, metric, quantile, seed)
+
+
 def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tuple[Ledger, Ledger]:
     most = max(timeline.most_running(base), timeline.most_running(suspect))
     long_tokens = long_prefill_tokens(base)
     prefill = base.requests.get("prefill_s")
     usual = float(np.nanmedian(prefill)) if np.isfinite(prefill).any() else 0.0
-    written = []
-    for facts, other, is_suspect in ((base, suspect, False), (suspect, base, True)):
-        context = Context(
-            model, most, long_tokens, reuse_ratio(other), quality.caching_is_off(facts)[0], usual, is_suspect
-        )
-        ledger = ledgers.write(facts, metric, context)
-        if len(ledger.values) == 0:
-            raise BadWindow(
-                f"no request of window {facts.name} has a known {metric_name(metric)}: {_why_none(facts, metric)}",
-                window=facts.name,
-            )
-        written.append(ledger)
-    return written[0], written[1]
+
+    def write(facts: Facts, other: Facts, *, is_suspect: bool) -> Ledger:
+        off = quality.caching_is_off(facts)[0]
+        context = Context(model, most, long_tokens, reuse_ratio(other), off, usual, is_suspect)
+        return ledgers.write(facts, metric, context)
+
+    return write(base, suspect, is_suspect=False), write(suspect, base, is_suspect=True)
 
 
 def _why_none(facts: Facts, metric: str) -> str:
@@ -177,17 +190,17 @@ def reuse_ratio(facts: Facts) -> float | None:
     return hits / queries if queries and hits is not None else None
 
 
-def _mix(base: Facts, suspect: Facts, ledger_b: Ledger, ledger_s: Ledger, seed: int) -> Mix:
-    def columns(facts: Facts, ledger: Ledger) -> dict[str, Any]:
+def _mix(base: Facts, suspect: Facts, counted: tuple[Counted, Counted], seed: int) -> Mix:
+    def columns(facts: Facts, found: Counted) -> dict[str, Any]:
         r = facts.requests
         return {
-            "prompt_tokens": stand_in(r.get("prompt_tokens")[ledger.rows], ledger.censored),
-            "output_tokens": stand_in(r.get("output_tokens")[ledger.rows], ledger.censored),
-            "workload": r.workload[ledger.rows],
-            "tenant": r.tenant[ledger.rows],
+            "prompt_tokens": stand_in(r.get("prompt_tokens")[found.rows], found.censored),
+            "output_tokens": stand_in(r.get("output_tokens")[found.rows], found.censored),
+            "workload": r.workload[found.rows],
+            "tenant": r.tenant[found.rows],
         }
 
-    return common_mix(columns(base, ledger_b), columns(suspect, ledger_s), seed=seed)
+    return common_mix(columns(base, counted[0]), columns(suspect, counted[1]), seed=seed)
 
 
 def _align(base: Ledger, suspect: Ledger) -> tuple[list[str], F64, F64]:

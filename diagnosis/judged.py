@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from diagnosis.comparability import Mix
 from diagnosis.facts import F64
-from diagnosis.ledger import Ledger
+from diagnosis.ledger import Counted
 from diagnosis.significance import Significance, compare
 from diagnosis.wording import metric_name, quantile_name
 
@@ -36,7 +36,7 @@ class Judged:
         return not self.significance.changed
 
 
-def carry(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+def carry(base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
     """Judge the quantile at the common mix, or what can stand in for it; and, where reweighted, the raw change as well."""
     found = _carried(base, suspect, mix, metric, quantile, seed)
     if not mix.shifted:
@@ -44,7 +44,7 @@ def carry(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, s
     return replace(found, raw=compare(base.values, suspect.values, found.quantile, seed=seed))
 
 
-def _carried(base: Ledger, suspect: Ledger, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+def _carried(base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
     def at(q: str) -> Significance:
         return compare(base.values, suspect.values, q, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed)
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from diagnosis import timeline as timelines
 from diagnosis.censored import METRICS as CENSORED_METRICS
-from diagnosis.censored import at_least_s, counted
+from diagnosis.censored import at_least_s
+from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
@@ -25,6 +26,15 @@ from diagnosis.timeline import Spent, Timeline
 
 STALL = 8.0
 """A gap between tokens is a stall from this many times the usual gap on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The requests that have a metric: `values` [n] s, `rows` [n] their position in the facts, `censored` [n] as in a ledger."""
+
+    values: F64
+    rows: I64
+    censored: Bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +83,20 @@ def judged_values(facts: Facts, metric: str) -> F64:
     if metric not in CENSORED_METRICS:
         return values
     at_least = at_least_s(facts)
-    return np.where(counted(values, at_least), at_least, values)
+    return np.where(counts(values, at_least), at_least, values)
+
+
+def count(facts: Facts, metric: str) -> Counted:
+    """The requests that a ledger for `metric` is written of."""
+    values = judged_values(facts, metric)
+    keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
+    return Counted(values[keep], keep, ~np.isfinite(facts.requests.first_token_s[keep]))
 
 
 def write(facts: Facts, metric: str, context: Context) -> Ledger:
     """The ledger of one window for `metric`: ttft, tpot or e2e."""
-    values = judged_values(facts, metric)
-    keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
+    counted = count(facts, metric)
+    keep = counted.rows
     spent = own_work(facts, context)
     lines = timelines.build_all(facts, spent, context.most_running, token_s(context))
     sheet = Sheet(len(facts.requests))
@@ -94,9 +111,9 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     first = sheet.first_order(keep)
     # float dust: the largest part takes the last 1e-12 so that the rows sum to the value
     if len(keep):
-        dust = values[keep] - parts.sum(axis=1)
+        dust = counted.values - parts.sum(axis=1)
         parts[np.arange(len(keep)), np.abs(parts).argmax(axis=1)] += dust
-    return Ledger(metric, names, parts, first, values[keep], keep, ~np.isfinite(facts.requests.first_token_s[keep]))
+    return Ledger(metric, names, parts, first, counted.values, keep, counted.censored)
 
 
 class Sheet:

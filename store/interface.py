@@ -6,6 +6,7 @@ Invariant: a batch is applied once. Its identity (source, epoch, seq) is committ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -127,6 +128,10 @@ class Store(Protocol):
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:
         """Our own SQL over the tables and views, by name of kind. Never a user's text."""
+        ...
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Meanwhile the caller reads several things at once, from threads of its own: each read leaves cores to the others."""
         ...
 
     def runs(self) -> Sequence[str]:

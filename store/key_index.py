@@ -8,6 +8,7 @@ Source: Knuth, The Art of Computer Programming 3, section 6.4 (multiplicative ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,8 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-_CHUNK: Final = 1 << 17
+CHUNK: Final = 1 << 17
+"""Keys looked up at a time."""
 _FEWEST_BITS, _MOST_BITS = 10, 22
 
 
@@ -36,9 +38,14 @@ class KeyIndex:
 
     def find(self, keys: U64) -> tuple[I64, I64]:
         """(which of `keys` [n] are here, rising; their place here)."""
-        rows, places = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-        for first in range(0, len(keys) if len(self.keys) else 0, _CHUNK):
-            chunk = keys[first : first + _CHUNK]
+        found = list(self.each(keys))
+        none = np.empty(0, dtype=np.int64)
+        return np.concatenate([none, *(rows for rows, _ in found)]), np.concatenate([none, *(at for _, at in found)])
+
+    def each(self, keys: U64) -> Iterator[tuple[I64, I64]]:
+        """The same in parts, one after the other: nothing as long as `keys` is made."""
+        for first in range(0, len(keys) if len(self.keys) else 0, CHUNK):
+            chunk = keys[first : first + CHUNK]
             slot = self._slots(chunk)
             place = self._place[slot]
             here = self.keys[place] == chunk  # an empty slot leads to the first key, which is none of its own
@@ -46,10 +53,8 @@ class KeyIndex:
             if len(again):
                 place[again] = np.minimum(np.searchsorted(self.keys, chunk[again]), len(self.keys) - 1)
                 here[again] = self.keys[place[again]] == chunk[again]
-            found = np.flatnonzero(here)
-            rows.append(found + first)
-            places.append(place[found].astype(np.int64))
-        return np.concatenate(rows), np.concatenate(places)
+            rows = np.flatnonzero(here)
+            yield rows + first, place[rows].astype(np.int64)
 
     def _slots(self, keys: U64) -> I64:
         return ((keys * _SPREAD) >> self._shift).view(np.int64)

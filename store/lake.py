@@ -12,7 +12,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -128,6 +128,10 @@ class LakeStore:
         """Our own SQL over the kinds' tables. See `Store.query`. The views are not in the lake yet."""
         with self._reading() as cursor:
             return cursor.execute(sql, list(params)).to_arrow_table()
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Nothing changes: reading files of the lake takes all cores."""
+        return nullcontext()
 
     def runs(self) -> Sequence[str]:
         """Names of the imported runs, in alphabetical order."""

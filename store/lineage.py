@@ -13,23 +13,27 @@ import pyarrow as pa
 from store.interface import Store, Window
 from store.metrics import count_sql
 from store.queries.scope import sample_rates
+from store.statements import can_be_literal, literal
 
 
 def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list[Any]]:
-    """(condition, parameters) that keep the rows of a window; `prefix` is a table alias with its dot."""
+    """(condition, parameters) that keep the rows of a window; `prefix` is a table alias with its dot.
+
+    Without parameters wherever that can be: DuckDB answers statements that have none faster (`duckdb_store.py`).
+    """
     parts: list[str] = []
     params: list[Any] = []
     if window.run_id is None:
         parts.append(f"{prefix}run_id IS NULL")
+    elif can_be_literal(window.run_id):
+        parts.append(f"{prefix}run_id = {literal(window.run_id)}")
     else:
         parts.append(f"{prefix}run_id = ?")
         params.append(window.run_id)
     if window.start_ns is not None:
-        parts.append(f"{prefix}{column} >= ?")
-        params.append(window.start_ns)
+        parts.append(f"{prefix}{column} >= {int(window.start_ns)}")
     if window.end_ns is not None:
-        parts.append(f"{prefix}{column} < ?")
-        params.append(window.end_ns)
+        parts.append(f"{prefix}{column} < {int(window.end_ns)}")
     return " AND ".join(parts), params
 
 

@@ -12,7 +12,7 @@ a fifth of the work over millions of events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from store.interface import Store, Window
-from store.key_index import U64, KeyIndex
+from store.key_index import CHUNK, U64, KeyIndex
 from store.lineage import ON_DEVICE, window_sql
 
 I64 = NDArray[np.int64]
@@ -53,8 +53,8 @@ def stored_twice(store: Store, window: Window, *, by_worker: bool) -> Stored:
     again = rising[1:][rising[1:] == rising[:-1]]
     index = KeyIndex(again[np.concatenate([[True], again[1:] != again[:-1]])] if len(again) else again)
     first_ns = np.full(len(index.keys), np.iinfo(np.int64).max)
-    rows, place = index.find(keys)
-    np.minimum.at(first_ns, place, at[rows])
+    for rows, place in index.each(keys):
+        np.minimum.at(first_ns, place, at[rows])
     return Stored(index, first_ns, by_worker)
 
 
@@ -77,29 +77,32 @@ def lost_blocks(
     asked   [n] rows of the kind `request`: worker, arrival_ns, cached_tokens, prompt_blocks; a row without the last two asks nothing
     misses  row (of `asked`), worker ('' where blocks are not told apart by it), block_hash, at_ns (arrival)
     """
-    missed, keys = _missed(asked, block_size)
     at = np.asarray(asked["arrival_ns"].fill_null(0)).astype(np.int64, copy=False)
     workers = asked["worker"].fill_null("").combine_chunks().dictionary_encode()
     salt = np.zeros(asked.num_rows, dtype=np.uint64)
     if stored.by_worker:
         salt = _keys_of(store, workers.dictionary.to_pylist())[np.asarray(workers.indices)]
-        keys ^= np.repeat(salt, missed)
-    found, place = stored.index.find(keys)
-    owner = np.repeat(np.arange(len(missed), dtype=np.int32), missed)[found]
-    lost = at[owner] > stored.first_ns[place]
-    found, place, owner = found[lost], place[lost], owner[lost]
+    owners, places = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for rows, missed, keys in _missed(asked, block_size):
+        keys ^= np.repeat(salt[rows], missed)
+        found, place = stored.index.find(keys)
+        owner = np.repeat(np.arange(rows.start, rows.stop), missed)[found]
+        lost = at[owner] > stored.first_ns[place]
+        owners.append(owner[lost])
+        places.append(place[lost])
+    owner, place = np.concatenate(owners), np.concatenate(places)
     counts: I64 = np.bincount(owner, minlength=asked.num_rows)
     times = np.bincount(place, minlength=len(stored.first_ns))
     worst = np.lexsort((stored.index.keys, -times))[:limit]
     among = np.isin(place, worst[times[worst] > 0])
-    rows = owner[among]
-    names = workers.dictionary_decode().take(pa.array(rows))
+    row = owner[among]
+    names = workers.dictionary_decode().take(pa.array(row))
     misses = pa.table(
         {
-            "row": rows.astype(np.int64),
-            "worker": names if stored.by_worker else pa.array([""] * len(rows), pa.string()),
-            "block_hash": keys[found[among]] ^ salt[rows],
-            "at_ns": at[rows],
+            "row": row,
+            "worker": names if stored.by_worker else pa.array([""] * len(row), pa.string()),
+            "block_hash": stored.index.keys[place[among]] ^ salt[row],
+            "at_ns": at[row],
         }
     )
     return counts, misses
@@ -118,26 +121,38 @@ def evictions_of(store: Store, window: Window, block_hashes: Sequence[int]) -> p
     return found.filter(found["here"]).drop_columns(["here"])
 
 
-def _missed(asked: pa.Table, block_size: int) -> tuple[I64, U64]:
-    """The blocks that requests asked for and did not find in the cache: (how many each, [n]; their hashes, request by request)."""
+def _missed(asked: pa.Table, block_size: int) -> Iterator[tuple[slice, I64, U64]]:
+    """The blocks that requests asked for and did not find in the cache, some requests at a time: (rows of `asked`, how many
+    blocks each, their hashes request by request)."""
     cached = asked["cached_tokens"]
     known = np.asarray(cached.is_valid())
     hit = np.maximum(np.asarray(cached.fill_null(0)).astype(np.int64, copy=False) // block_size, 0)
-    first, counts, blocks = 0, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.uint64)]
+    first = 0
     for lists in asked["prompt_blocks"].chunks:  # joined into one, they would be copied
-        rows = slice(first, first + len(lists))
+        flat = lists.flatten()
+        hashes = np.asarray(flat if flat.null_count == 0 else flat.fill_null(0)).astype(np.uint64, copy=False)
         lengths = np.asarray(pc.list_value_length(lists).fill_null(0)).astype(np.int64, copy=False)
-        missed = np.where(known[rows], np.maximum(lengths - hit[rows], 0), 0)
-        flat, end = lists.flatten(), np.cumsum(lengths)
-        edges = np.zeros(len(flat) + 1, dtype=np.int8)  # +1 where missed blocks begin, -1 behind them
-        np.add.at(edges, end - missed, np.int8(1))
-        np.subtract.at(edges, end, np.int8(1))
-        taken = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
-        hashes = np.asarray(flat if flat.null_count == 0 else flat.fill_null(0))
-        counts.append(missed)
-        blocks.append(hashes.astype(np.uint64, copy=False)[taken])
+        end = np.cumsum(lengths)
+        for some in _portions(end):
+            rows = slice(first + some.start, first + some.stop)
+            missed = np.where(known[rows], np.maximum(lengths[some] - hit[rows], 0), 0)
+            begin, stop = int(end[some.start] - lengths[some.start]), int(end[some.stop - 1])
+            edges = np.zeros(stop - begin + 1, dtype=np.int8)  # +1 where missed blocks begin, -1 behind them
+            np.add.at(edges, end[some] - missed - begin, np.int8(1))
+            np.subtract.at(edges, end[some] - begin, np.int8(1))
+            taken = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
+            yield rows, missed, hashes[begin:stop][taken]
         first += len(lists)
-    return np.concatenate(counts), blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks)
+
+
+def _portions(end: I64) -> Iterator[slice]:
+    """Spans of consecutive lists that hold about CHUNK items together; `end` [n] is where each list ends."""
+    start = 0
+    while start < len(end):
+        before = end[start - 1] if start else 0
+        stop = max(int(np.searchsorted(end, before + CHUNK, "right")), start + 1)
+        yield slice(start, stop)
+        start = stop
 
 
 _KEY_OF_WORKER: Final = "hash(coalesce(worker, ''))"

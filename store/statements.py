@@ -27,6 +27,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def can_be_literal(value: object) -> bool:
+    """Whether a value can be written into a statement: whole numbers, and text that no NUL would cut off."""
+    return isinstance(value, int) or (isinstance(value, str) and "\0" not in value)
+
+
 def render_literal(expression: Any) -> str:
     """SQL text with the values written into it, for statements that take no parameters (COPY)."""
     return str(expression.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True}))
