@@ -21,7 +21,11 @@ from engine_probe.errors import DiskFull, StoreBusy, StoreError, StoreMisuse
 from store.border import border, no_database, opening_error
 
 MEMORY: Final = ":memory:"
-CHECKPOINT_THRESHOLD: Final = "256MB"
+CHECKPOINT_THRESHOLD: Final = "1200MB"
+"""Log at which DuckDB makes a checkpoint inside a commit. The writer makes them before, between commits."""
+VACUUM_TASKS: Final = 1
+"""Runs of row groups that a checkpoint may rewrite as one: row groups of a few rows become fewer over time. DuckDB would
+rewrite a hundred runs at once (1.5), which held commits up for many seconds and let the file grow to twice its size."""
 STORAGE_VERSION: Final = "v1.5.0"
 """Format of new database files: any DuckDB from 1.5.0 on reads it, and it compresses in less time than older ones."""
 _HEADROOM_BYTES: Final = 32 << 20
@@ -42,6 +46,7 @@ class Database:
         self.read_only = read_only
         self._config: dict[str, str | bool | int | float | list[str]] = {
             "checkpoint_threshold": CHECKPOINT_THRESHOLD,
+            "max_vacuum_tasks": str(VACUUM_TASKS),
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "python_enable_replacements": "false",

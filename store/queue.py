@@ -7,6 +7,7 @@ that a slow disk is felt by the senders, who keep their batches, and never as me
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -44,7 +45,7 @@ class WriteQueue:
         self._url = url
         self._max_batches, self._max_bytes = max_batches, max_bytes
         self._items: deque[Append | Job] = deque()
-        self._num_batches = self._num_bytes = 0
+        self._num_batches = self._num_bytes = self._num_rows = 0
         self._bytes_per_s = 0.0
         self._closed = False
         self._changed = Condition()
@@ -65,16 +66,23 @@ class WriteQueue:
                     )
                 self._num_batches += 1
                 self._num_bytes += item.num_bytes
+                self._num_rows += item.num_rows
             self._items.append(item)
             self._changed.notify()
 
-    def take(self, max_rows: int) -> list[Append] | Job | None:
-        """The next job, or the waiting batches up to `max_rows` rows. Waits; None once closed and empty."""
+    def take(self, max_rows: int, ready_at: float = 0.0) -> list[Append] | Job | None:
+        """The next job, or the waiting batches up to `max_rows` rows. Waits; None once closed and empty.
+
+        ready_at   until this instant (time.monotonic) batches wait for others to come, unless they are many or a job waits
+        """
         with self._changed:
-            while not self._items:
-                if self._closed:
+            while not self._items or (self._may_gather(max_rows) and time.monotonic() < ready_at):
+                if self._items:
+                    self._changed.wait(ready_at - time.monotonic())
+                elif self._closed:
                     return None
-                self._changed.wait()
+                else:
+                    self._changed.wait()
             if isinstance(self._items[0], Job):
                 job = self._items.popleft()
                 assert isinstance(job, Job)
@@ -112,6 +120,9 @@ class WriteQueue:
         """(batches, bytes) that wait."""
         return self._num_batches, self._num_bytes
 
+    def _may_gather(self, max_rows: int) -> bool:
+        return not self._closed and len(self._items) == self._num_batches and 2 * self._num_rows < max_rows
+
     def _pop_batches(self, max_rows: int) -> list[Append]:
         group: list[Append] = []
         num_rows = 0
@@ -127,6 +138,7 @@ class WriteQueue:
     def _forget(self, item: Append) -> None:
         self._num_batches -= 1
         self._num_bytes -= item.num_bytes
+        self._num_rows -= item.num_rows
 
     def _retry_after_s(self) -> int:
         if not self._bytes_per_s:
