@@ -7,6 +7,7 @@ again. A row costs one look-up of its id; more is compared only where an id is m
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +38,7 @@ _POSITIVE: Final = (1 << 63) - 1
 _MOST_OF_AN_ID: Final = 8
 
 Bits = npt.NDArray[np.uint16]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +73,60 @@ class Told:
     def split(self, requests: pa.Table) -> Split:
         """Which rows are new, and remember them."""
         names, facts, known = _names(requests), _facts(requests), knows(requests)
-        nothing = np.empty(0, dtype=np.int64)
-        if len(names) <= self._most and len(set(names)) == len(names) and self._newest.keys().isdisjoint(names):
-            places = self._remember(names, facts, known)
-            return Split(np.arange(len(names)), places, nothing, nothing, known[:0])
+        plain = self._plain(names)
         found: list[tuple[int, int]] = []
         told: list[tuple[int, int, int]] = []
-        for row, name in enumerate(names):
-            place = self._find(name, facts[row])
+        for row in np.flatnonzero(~plain).tolist():
+            place = self._find(names[row], facts[row].tolist())
             if place is None:
-                place = int(self._remember([name], facts[row : row + 1], known[row : row + 1])[0])
+                place = int(self._remember(names[row : row + 1], facts[row : row + 1], known[row : row + 1])[0])
                 found.append((row, place))
             else:
                 told.append((row, place, int(self._known[place])))
                 self._known[place] |= known[row]
+        rows = np.flatnonzero(plain)
+        places = self._remember(names if plain.all() else [names[row] for row in rows], facts[rows], known[rows])
         first, again = np.array(found, dtype=np.int64).reshape(-1, 2), np.array(told, dtype=np.int64).reshape(-1, 3)
-        return Split(first[:, 0], first[:, 1], again[:, 0], again[:, 1], again[:, 2].astype(np.uint16))
+        return Split(
+            np.concatenate((first[:, 0], rows)),
+            np.concatenate((first[:, 1], places)),
+            again[:, 0],
+            again[:, 1],
+            again[:, 2].astype(np.uint16),
+        )
 
-    def _find(self, name: str, facts: Counts) -> int | None:
+    def _plain(self, names: list[str]) -> Flags:
+        """Rows whose name nobody else has, here or before: nothing is to be compared, they are new."""
+        if len(names) > self._most:
+            return np.zeros(len(names), dtype=np.bool_)
+        if len(set(names)) == len(names) and self._newest.keys().isdisjoint(names):
+            return np.ones(len(names), dtype=np.bool_)
+        times = Counter(names)
+        return np.array([times[name] == 1 and name not in self._newest for name in names], dtype=np.bool_)
+
+    def _find(self, name: str, facts: list[int]) -> int | None:
         place = self._newest.get(name, _UNKNOWN)
         for _ in range(_MOST_OF_AN_ID):
             if place == _UNKNOWN or self._names[place] != name:
                 return None
-            if _same(self._facts[place], facts):
+            if _same(self._facts[place].tolist(), facts):
                 return place
             place = int(self._before[place])
         return None
 
     def _remember(self, names: list[str], facts: Counts, known: Bits) -> Counts:
-        """The places at which the new requests are remembered."""
+        """The places at which new requests, of different names, are remembered."""
         places = (self._next + np.arange(len(names))) % self._most
         self._next = (self._next + len(names)) % self._most
-        for place, name in zip(places.tolist(), names, strict=True):
+        newest, numbers = self._newest, places.tolist()
+        for place in numbers:
             old = self._names[place]
-            if old is not None and self._newest.get(old) == place:
-                del self._newest[old]
-            self._before[place] = self._newest.get(name, _UNKNOWN)
-            self._names[place], self._newest[name] = name, place
+            if old is not None and newest.get(old) == place:
+                del newest[old]
+        self._before[places] = [newest.get(name, _UNKNOWN) for name in names]
+        newest.update(zip(names, numbers, strict=True))
+        for place, name in zip(numbers, names, strict=True):
+            self._names[place] = name
         self._facts[places], self._known[places] = facts, known
         return places
 
@@ -131,9 +150,9 @@ _FACTS: Final = ("arrival_ns", "attempt", "generation", "worker", "span")
 """What tells a request from others of its id: instants and counts as they are, words as their hash, -1 unknown."""
 
 
-def _same(one: Counts, other: Counts) -> bool:
+def _same(one: list[int], other: list[int]) -> bool:
     """Whether both rows tell of one request; see `store/one_request.py`."""
-    arrival, attempt, generation, worker, span = ((int(a), int(b)) for a, b in zip(one, other, strict=True))
+    arrival, attempt, generation, worker, span = zip(one, other, strict=True)
     if not (_agree(*attempt) and _agree(*generation)):
         return False
     apart_ns = abs(arrival[0] - arrival[1])
@@ -186,4 +205,4 @@ def _label(labels: pa.MapArray, key: str) -> tuple[Counts, pa.Array]:
 
 def _hashes(words: pa.Array | pa.ChunkedArray) -> Counts:
     """A number for each word that is never negative, [words]."""
-    return np.array([hash(word) & _POSITIVE for word in words.to_pylist()], dtype=np.int64)
+    return np.array(list(map(hash, words.to_pylist())), dtype=np.int64) & _POSITIVE

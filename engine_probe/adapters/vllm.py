@@ -75,10 +75,13 @@ KNOWN: Final = frozenset(
 """Wire names without prefix that are vLLM's own."""
 
 
-_UUID_ID: Final = re.compile(
+_MADE_ID: Final = re.compile(
     r"(?:chatcmpl-|cmpl-)([0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-\d{1,7})?(?:-[0-9a-f]{8})?"
+    r"|cmpl-(.+)-[0-9]+|(?:chat)?cmpl-(.*)",
+    re.DOTALL,
 )
-"""An engine's id that is made from a UUID (with dashes or without), which is what most clients send and kvscope makes."""
+"""An engine's id that is made from a UUID (with dashes or without), which is what most clients send and kvscope makes;
+else from another id. The first way that fits counts."""
 
 
 def worker_name(worker: str, rank: int | str | None) -> str:
@@ -93,13 +96,8 @@ def normalise_request_id(engine_id: str) -> str:
     Completions get `-<n>` appended for the n-th prompt of a call, chat completions do not (reference 4.1). Since 0.33 the
     id inside the engine has 8 random digits more; they are told from the client's own where that is a UUID.
     """
-    made = _UUID_ID.fullmatch(engine_id)
-    if made is not None:
-        return made[1]
-    if engine_id.startswith("cmpl-"):
-        head, dash, tail = engine_id[5:].rpartition("-")
-        return head if dash and head and tail.isascii() and tail.isdigit() else engine_id[5:]
-    return engine_id.removeprefix("chatcmpl-")
+    made = _MADE_ID.fullmatch(engine_id)
+    return engine_id if made is None else made[made.lastindex or 0]
 
 
 def worker_of(worker: str | None, labels: Mapping[str, str]) -> str | None:
