@@ -51,6 +51,7 @@ class DuckDBStore:
         memory_limit_bytes: int | None = None,
         max_queued_batches: int = 1024,
         max_queued_bytes: int = 256 << 20,
+        gather_s: float = 0.0,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._database = Database(
@@ -71,7 +72,7 @@ class DuckDBStore:
             raise
         self._queue = WriteQueue(path, max_queued_batches, max_queued_bytes)
         self._read_only_books = books
-        self._writer = None if read_only else Writer(self._database, books, self._queue, clock)
+        self._writer = None if read_only else Writer(self._database, books, self._queue, clock, gather_s)
 
     def append(self, batch: Batch, timeout_s: float = 30.0) -> Receipt:
         """Commit a batch; back when it is on disk. Raises StoreBusy, DiskFull, BatchRejected. See `Store.append`."""
