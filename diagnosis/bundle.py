@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class Question(msgspec.Struct):
     baseline: Span
     suspect: Span
     why: str
+    sha256: dict[str, str]
+    """Of every member with rows, so that one that was damaged or changed is noticed where it does not change the answer."""
 
 
 def write(
@@ -87,19 +90,21 @@ def write(
         _span(chosen.base),
         _span(chosen.suspect),
         chosen.why,
+        {},
     )
     spans = [w for window in (chosen.base, chosen.suspect) for w in _on_both_clocks(store, window, verdict.vantage)]
     part = path.with_name(path.name + ".part")
     try:
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr("question.json", msgspec.json.encode(question))
             archive.writestr("verdict.json", msgspec.json.encode(verdict.to_dict()))
             for kind in KINDS:
                 table = _rows(store, kind, spans)
                 if table.num_rows:
                     buffer = io.BytesIO()
                     pq.write_table(table, buffer, compression="zstd")
-                    archive.writestr(f"rows/{kind}.parquet", buffer.getvalue())
+                    archive.writestr(_member(kind), buffer.getvalue())
+                    question.sha256[_member(kind)] = sha256(buffer.getvalue()).hexdigest()
+            archive.writestr("question.json", msgspec.json.encode(question))
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -158,16 +163,28 @@ def read(path: Path) -> tuple[Question, dict[str, Any], dict[str, pa.Table]]:
             question = msgspec.json.decode(raw, type=Question)
             told = msgspec.json.decode(archive.read("verdict.json"), type=dict[str, Any])
             names = archive.namelist()
-            tables = {
-                kind: _table(path, kind, archive.read(f"rows/{kind}.parquet"))
-                for kind in KINDS
-                if f"rows/{kind}.parquet" in names
-            }
+            bodies = {kind: archive.read(_member(kind)) for kind in KINDS if _member(kind) in names}
+            tables = {kind: _table(path, kind, body) for kind, body in bodies.items()}
+        _check(path, question, {_member(kind): sha256(body).hexdigest() for kind, body in bodies.items()})
         return question, told, tables
     except FileNotFoundError as error:
         raise BadWindow(f"there is no bundle at {path}", window=str(path)) from error
     except (*NOT_A_BUNDLE, OSError) as error:
         raise DiagnosisError(f"{path} is no incident bundle, or only a part of one: {error}", path=str(path)) from error
+
+
+def _check(path: Path, question: Question, found: dict[str, str]) -> None:
+    """DiagnosisError where the rows are not those that were written."""
+    for name in sorted({*question.sha256, *found}):
+        if question.sha256.get(name) != found.get(name):
+            what = (
+                "is missing" if name not in found else "was not written" if name not in question.sha256 else "differs"
+            )
+            raise DiagnosisError(
+                f"{path.name} does not hold the rows that it was written with: {name} {what}; the bundle was damaged or changed",
+                path=str(path),
+                member=name,
+            )
 
 
 NOT_A_BUNDLE = (
@@ -180,6 +197,10 @@ NOT_A_BUNDLE = (
     pa.ArrowException,
     ValueError,
 )
+
+
+def _member(kind: str) -> str:
+    return f"rows/{kind}.parquet"
 
 
 class _Format(msgspec.Struct):

@@ -6,10 +6,12 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,6 +21,7 @@ from diagnosis.diagnose import diagnose
 from diagnosis.verdict import Verdict
 from diagnosis.windows import parse_window
 from engine_probe.errors import BadWindow, DiagnosisError
+from engine_probe.schema import table_from_rows
 from store.interface import Store, Window
 from tests.diagnosed import as_run, few_replicates, runs, shifted, stored, with_client
 from tests.simulate import T0_NS, Rows, Setup
@@ -141,13 +144,40 @@ def test_a_changed_verdict_is_found(good: dict[str, bytes], tmp_path: Path) -> N
     assert caught.value.differing == ["status", "verdict"]
 
 
+def repacked(good: dict[str, bytes], kind: str, table: pa.Table | None, *, with_sum: bool) -> dict[str, bytes]:
+    """The members with other rows of a kind (None: without them), and the checksum that belongs to them or the old one."""
+    member, buffer = f"rows/{kind}.parquet", io.BytesIO()
+    sums = dict(json.loads(good["question.json"])["sha256"])
+    made = {name: body for name, body in good.items() if name != member}
+    sums.pop(member, None)
+    if table is not None:
+        pq.write_table(table, buffer)
+        made[member] = buffer.getvalue()
+        sums[member] = sha256(made[member]).hexdigest()
+    return made | ({"question.json": changed(good["question.json"], sha256=sums)} if with_sum else {})
+
+
 def test_changed_rows_are_found(good: dict[str, bytes], tmp_path: Path) -> None:
-    """A tenth of the requests left out: another answer."""
+    """One first token a microsecond later, which changes no answer: the checksum tells. With a forged checksum the answer tells
+    what it can: a tenth of the requests left out is another answer."""
     table = pq.read_table(io.BytesIO(good["rows/request.parquet"]))
-    buffer = io.BytesIO()
-    pq.write_table(table.slice(table.num_rows // 10), buffer)
+    first = pc.add(table["first_token_ns"], pa.array([1000] + [0] * (table.num_rows - 1), pa.int64()))
+    later = table.set_column(table.column_names.index("first_token_ns"), table.schema.field("first_token_ns"), first)
+    with pytest.raises(DiagnosisError, match=r"rows/request.parquet differs; the bundle was damaged or changed"):
+        bundle.diagnose(packed(tmp_path / "x.zip", repacked(good, "request", later, with_sum=False)))
+    fewer = table.slice(table.num_rows // 10)
     with pytest.raises(DiagnosisError, match="comes to another answer"):
-        bundle.diagnose(packed(tmp_path / "x.zip", good | {"rows/request.parquet": buffer.getvalue()}))
+        bundle.diagnose(packed(tmp_path / "y.zip", repacked(good, "request", fewer, with_sum=True)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("block", "rows/block.parquet is missing"), ("route", "rows/route.parquet was not written")]
+)
+def test_rows_that_came_or_went_are_found(good: dict[str, bytes], tmp_path: Path, kind: str, words: str) -> None:
+    """A member left out, and one added."""
+    table = None if kind == "block" else table_from_rows("route", [{"at_ns": 1, "request_id": "r"}])
+    with pytest.raises(DiagnosisError, match=words):
+        bundle.diagnose(packed(tmp_path / "x.zip", repacked(good, kind, table, with_sum=False)))
 
 
 @pytest.mark.parametrize("member", ["question.json", "verdict.json"])
@@ -160,7 +190,7 @@ def test_a_missing_member_is_said(good: dict[str, bytes], tmp_path: Path, member
 
 def test_without_requests_there_is_nothing_to_judge(good: dict[str, bytes], tmp_path: Path) -> None:
     """The rows that were asked about are gone."""
-    kept = {name: body for name, body in good.items() if name != "rows/request.parquet"}
+    kept = repacked(good, "request", None, with_sum=True)
     with pytest.raises(BadWindow, match="holds no requests"):
         bundle.diagnose(packed(tmp_path / "x.zip", kept))
 
