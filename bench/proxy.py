@@ -24,7 +24,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parent.parent
 STREAMS: Final = 2000
 CHUNKS, INTERVAL_S = 60, 0.25
-ROUNDS, REQUESTS_A_ROUND = 5, 120
+ROUNDS, REQUESTS_A_ROUND = 20, 60
 GATE_MS, GATE_RATIO, STRETCH_RATIO = 1.0, 2.0, 1.5
 TOKENS_PER_S: Final = 10
 
@@ -161,7 +161,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"{process.args} did not start")
+        raise RuntimeError(f"{process.args!r} did not start")
     return line
 
 

@@ -91,7 +91,8 @@ class Story:
                 self.engines.setdefault(row["request_id"], []).append(row)
 
     def client(self, name: str) -> dict[str, Any]:
-        return self.clients[self.ids[name]]
+        row: dict[str, Any] = self.clients[self.ids[name]]
+        return row
 
     def engine(self, name: str) -> dict[str, Any]:
         (row,) = self.engines[self.ids[name]]

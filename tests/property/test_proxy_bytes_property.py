@@ -36,7 +36,8 @@ def test_chunked_framing_finds_the_payload_wherever_it_is_cut(
 ) -> None:
     """Payload and end are the same for every way of cutting the wire; what follows is left over."""
     wire = chunked(pieces, trailer)
-    body, found, used = ChunkedBody(), [], 0
+    body, used = ChunkedBody(), 0
+    found: list[bytes] = []
     for part in cut(wire + after, places):
         if not body.done:
             used += body.feed(part, found)

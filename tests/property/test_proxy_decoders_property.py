@@ -54,7 +54,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 def oracle_events(data: bytes) -> list[tuple[bytes, bytes]]:
     """The standard's algorithm on the whole stream, and what it leaves undispatched."""
-    name, lines, made = b"", [], []
+    name = b""
+    lines: list[bytes] = []
+    made: list[tuple[bytes, bytes]] = []
     for line in [*re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf")), b""]:
         if not line:
             if lines:
@@ -95,7 +97,7 @@ def test_a_peek_finds_what_a_whole_decoding_finds(
     for part in cut(json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode(), places):
         peek.feed(part)
     wanted = {name: document[name] for name in ("model", "n", "é", 'q"uo\\te') if name in document}
-    expected = {name: value for name, value in wanted.items() if isinstance(value, str | int | float)}
+    expected: dict[str, Any] = {name: value for name, value in wanted.items() if isinstance(value, str | int | float)}
     if isinstance(document.get("usage"), str | int | float | dict):
         expected["usage"] = document["usage"]
     assert peek.values == expected

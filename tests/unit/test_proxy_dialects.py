@@ -8,6 +8,7 @@ import pytest
 
 from tests.proxy_answers import (
     DONE,
+    Event,
     chat,
     completion,
     counts,
@@ -24,7 +25,7 @@ from tests.proxy_answers import (
 
 def test_a_chat_has_an_entry_for_each_chunk_that_holds_text() -> None:
     """The role and the end hold none; usage tells that each chunk was one token, and what was cached."""
-    events = [
+    events: list[Event] = [
         chat(delta={"role": "assistant", "content": ""}),
         chat("Hi"),
         chat(" there"),
@@ -180,7 +181,7 @@ def test_messages_count_blocks_and_add_up_what_was_cached() -> None:
 
 def test_messages_count_thinking_and_tools_but_no_signature() -> None:
     """What was generated counts; a signature over it was not."""
-    events = [
+    events: list[Event] = [
         {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "QUJD"}},

@@ -233,7 +233,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_row_gets_the_chain_hashes_of_its_full_blocks() -> None:
     """Whether the request ended before or after its prompt was named."""
     gate = threading.Event()
-    tokenizing, rows = Tokenizing(SALT, lambda upstream: Fixed(gate)), []
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed(gate))
+    rows: list[RequestRow] = []
     early, late = job(tokenizing, b"[1, 2, 3, 4, 5]"), job(tokenizing, b"[1, 2]")
     tokenizing.complete(early, row(5), rows.append)
     assert rows == []
@@ -251,7 +252,8 @@ def test_a_row_gets_the_chain_hashes_of_its_full_blocks() -> None:
 
 def test_tokens_that_the_engine_did_not_count_are_not_its_prompt() -> None:
     """Its usage says 7, its tokenizer 5: another template was used, so the blocks would join with nothing."""
-    tokenizing, rows = Tokenizing(SALT, lambda upstream: Fixed()), []
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed())
+    rows: list[RequestRow] = []
     tokenizing.complete(job(tokenizing, b"[1, 2, 3, 4, 5]"), row(7), rows.append)
     tokenizing.close()
     assert "prompt_blocks" not in rows[0].columns
@@ -262,7 +264,8 @@ def test_what_comes_too_fast_or_too_large_is_left_out_and_counted(monkeypatch: p
     """Memory is bounded, and no row waits for what will not come."""
     monkeypatch.setattr("engine_probe.proxy.tokenizing.MAX_JOBS", 2)
     gate = threading.Event()
-    tokenizing, rows = Tokenizing(SALT, lambda upstream: Fixed(gate)), []
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed(gate))
+    rows: list[RequestRow] = []
     large = tokenizing.new_job(head())
     assert large is not None
     for _ in range(5):
@@ -281,7 +284,8 @@ def test_what_comes_too_fast_or_too_large_is_left_out_and_counted(monkeypatch: p
 
 def test_a_failure_names_its_kind_alone(caplog: pytest.LogCaptureFixture) -> None:
     """An unexpected error's text may quote a prompt."""
-    tokenizing, rows = Tokenizing(SALT, lambda upstream: Fixed()), []
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed())
+    rows: list[RequestRow] = []
     tokenizing.complete(job(tokenizing, b"boom"), row(), rows.append)
     tokenizing.close()
     assert dict(tokenizing.left_out) == {"ValueError": 1}
@@ -292,7 +296,8 @@ def test_a_failure_names_its_kind_alone(caplog: pytest.LogCaptureFixture) -> Non
 def test_what_is_left_at_the_end_goes_out_without_blocks() -> None:
     """Stopping waits a bounded time, then every row is written as it is."""
     gate = threading.Event()
-    tokenizing, rows = Tokenizing(SALT, lambda upstream: Fixed(gate)), []
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed(gate))
+    rows: list[RequestRow] = []
     for _ in range(3):
         tokenizing.complete(job(tokenizing, b"[1, 2]"), row(), rows.append)
     threading.Timer(0.2, gate.set).start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -111,9 +111,8 @@ class Connection:
 def test_an_idle_connection_is_trusted_for_a_while(url: str, good_s: float, bad_s: float) -> None:
     """Shorter than engines' servers keep theirs; longer where a handshake is dear. The last used is taken first."""
     upstream = parse_upstream(url)
-    first, second, third = Connection(), Connection(), Connection()
-    connections: list[Any] = [first, second, third]
-    for connection in connections:
+    first, second, third = (cast(Any, Connection()) for _ in range(3))
+    for connection in (first, second, third):
         upstream.give_back(connection, 100.0)
     third.close()
     assert upstream.take_idle(100.0 + good_s) is second
@@ -124,10 +123,9 @@ def test_an_idle_connection_is_trusted_for_a_while(url: str, good_s: float, bad_
 def test_a_sweep_closes_what_is_left_idle() -> None:
     """Also where nobody asks any more."""
     upstream = parse_upstream("http://a:1")
-    old, new = Connection(), Connection()
-    pair: list[Any] = [old, new]
-    upstream.give_back(pair[0], 100.0)
-    upstream.give_back(pair[1], 103.0)
+    old, new = cast(Any, Connection()), cast(Any, Connection())
+    upstream.give_back(old, 100.0)
+    upstream.give_back(new, 103.0)
     upstream.sweep(104.0)
     assert upstream.idle == [new]
     assert not old.is_open
