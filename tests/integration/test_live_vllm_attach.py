@@ -13,6 +13,9 @@ import pytest
 
 from engine_probe.adapters.vllm_provides import PLUGIN
 from engine_probe.events import KINDS
+from engine_probe.schema import table_from_rows
+from store.interface import Batch
+from store.one_request import one_requests
 from store.open import open_store
 from tests.live_run import NUM_BLOCKS, Life, Story, block_hashes, tell
 from tests.servers import require
@@ -151,13 +154,28 @@ def test_spans_tell_of_every_request_what_the_plugin_tells(life: tuple[str, Life
     assert spans.keys() == found.keys() == {seen.request_id for seen in facts.seen}
     for request_id, span in spans.items():
         row = found[request_id]
-        for column in ("arrival_ns", "first_token_ns", "first_scheduled_ns"):
+        for column in ("arrival_ns", "first_token_ns", "first_scheduled_ns", "last_token_ns"):
             assert span[column] == pytest.approx(row[column], abs=2 * US), column
         for column in ("queue_s", "prefill_s", "decode_s", "frontend_s"):
             assert span[column] == pytest.approx(row[column], abs=2e-6), column
         for column in ("prompt_tokens", "output_tokens", "state", "worker", "engine"):
             assert span[column] == row[column], column
         assert span["labels"]["engine_request_id"] == row["labels"]["engine_request_id"] == f"cmpl-{request_id}-0"
+
+
+def test_plugin_and_spans_of_a_request_are_one(life: tuple[str, Life], story: Story, rows: Rows) -> None:
+    """Sent to one store, the spans under a service name of their own: as many requests as the clients sent, not twice as many."""
+    name, facts = life
+    told = list(rows.requests(name).values())
+    spans = [row | {"worker": "service"} for row in story.spans if row["request_id"].startswith(name + "-")]
+    with open_store(":memory:") as store:
+        store.append(Batch({"request": table_from_rows("request", [*told, *spans])}))
+        found = one_requests(
+            store, "run_id IS NULL", [], ["request_id", "worker", "cached_tokens", "trace_id"], order_by="request_id"
+        )
+    assert found.column("request_id").to_pylist() == sorted(seen.request_id for seen in facts.seen)
+    assert set(found.column("worker").to_pylist()) == {"engine-0"}
+    assert found.column("cached_tokens").null_count == found.column("trace_id").null_count == 0
 
 
 def test_blocks_are_those_of_the_raw_events(life: tuple[str, Life], story: Story, rows: Rows) -> None:
