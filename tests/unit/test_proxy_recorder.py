@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,13 @@ def recorder(sink: MemorySink, **options: object) -> Recorder:
 
 
 def row(number: int = 0) -> RequestRow:
-    columns = {"request_id": f"r{number}", "state": "finished", "arrival_ns": 10, "first_token_ns": 20, "end_ns": 30}
+    columns: dict[str, Any] = {
+        "request_id": f"r{number}",
+        "state": "finished",
+        "arrival_ns": 10,
+        "first_token_ns": 20,
+        "end_ns": 30,
+    }
     return RequestRow(columns, np.array([20, 25]), np.array([1, 2]))
 
 
