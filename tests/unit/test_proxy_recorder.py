@@ -50,7 +50,12 @@ def test_rows_beyond_what_may_wait_are_counted_and_told(threads: int) -> None:
     """Whichever threads they come from."""
     sink = MemorySink()
     recording = recorder(sink, ended=8)
-    adders = [threading.Thread(target=lambda: [recording.add(row(n)) for n in range(20)]) for _ in range(threads)]
+
+    def add() -> None:
+        for number in range(20):
+            recording.add(row(number))
+
+    adders = [threading.Thread(target=add) for _ in range(threads)]
     for adder in adders:
         adder.start()
     for adder in adders:
