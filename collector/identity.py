@@ -46,11 +46,11 @@ class Claim:
     def of(cls, headers: Headers) -> Claim:
         """Raises BadRequest where a header cannot be what it should, or says two different things."""
         return cls(
-            _name(single(headers, "Kvscope-Source"), "Kvscope-Source"),
-            _name(single(headers, "Kvscope-Epoch"), "Kvscope-Epoch"),
+            _ascii(single(headers, "Kvscope-Source"), "Kvscope-Source"),
+            _ascii(single(headers, "Kvscope-Epoch"), "Kvscope-Epoch"),
             _number(single(headers, "Kvscope-Seq"), "Kvscope-Seq"),
             _number(single(headers, "Kvscope-Sent-Ns"), "Kvscope-Sent-Ns"),
-            _name(single(headers, "Idempotency-Key"), "Idempotency-Key"),
+            _ascii(single(headers, "Idempotency-Key"), "Idempotency-Key"),
         )
 
     def with_body(self, decoded: Decoded) -> Sender:
@@ -110,6 +110,13 @@ def _name(text: str | None, what: str) -> str | None:
     if not text.strip() or len(text) > MAX_NAME or not text.isprintable():
         raise BadRequest(f"{what} must be 1 to {MAX_NAME} printable characters, not {text[:60]!r}", name=what)
     return text
+
+
+def _ascii(text: str | None, what: str) -> str | None:
+    """A name in a header. Headers have no encoding: another one than the sender's would make another name of it."""
+    if text is not None and not text.isascii():
+        raise BadRequest(f"the header {what} must be ASCII; a JSON body says source and epoch in any script", name=what)
+    return _name(text, what)
 
 
 def _number(text: str | None, what: str) -> int | None:

@@ -5,12 +5,15 @@ A message is a constant phrase; what varies is in its fields: `log.info("batch s
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import msgspec
+
+from collector.output import printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
@@ -28,7 +31,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(document, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(document, enc_hook=str).decode()
+        except UnicodeEncodeError:  # half a character, from a path or a message that was no UTF-8: never lose the line
+            return json.dumps(document, default=str)
 
 
 class TextFormatter(logging.Formatter):
@@ -36,7 +42,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={printable(str(value))}" for key, value in _fields(record).items())
         text = f"{clock} {record.levelname.lower():7} {record.getMessage()}{fields}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 

@@ -38,6 +38,11 @@ def emit_bytes(body: bytes) -> None:
     sys.stdout.flush()
 
 
+def printable(text: str) -> str:
+    """One line that cannot drive a terminal: what is recorded was said by others. Other characters as their escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def emit(text: str) -> None:
     """Print a result to stdout."""
     print(text)

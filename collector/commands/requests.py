@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
 from engine_probe.errors import UsageError
 from engine_probe.events import column
 
@@ -243,5 +243,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _known(value: object) -> str:
-    """Text that cannot drive a terminal: what is recorded was said by others."""
-    return "-" if value is None else "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return "-" if value is None else printable(str(value))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, say
+from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, printable, say
 from engine_probe.errors import CollectorUnreachable, StoreBusy, UsageError
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ def _table(result: SqlResult) -> bytes:
 
 
 def _cell(text: str, most: int | None) -> str:
-    """One line that cannot drive a terminal: what is recorded was said by others."""
-    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    safe = printable(text)
     return safe if most is None or len(safe) <= most else safe[: most - 1] + "…"
 
 

@@ -34,6 +34,14 @@ def test_a_header_that_says_two_things_is_refused(name: str) -> None:
         claimed((name, "1"), (name, "2"))
 
 
+@pytest.mark.parametrize("name", ["kvscope-source", "kvscope-epoch", "idempotency-key"])
+def test_a_name_in_a_header_is_ascii(name: str) -> None:
+    """Its bytes could be read in two ways, which would be two senders; a body says how it is encoded."""
+    with pytest.raises(BadRequest, match="must be ASCII"):
+        claimed((name, "caf\xe9"))
+    assert claimed(body=Decoded({}, source="caf\xe9")).source == "caf\xe9"
+
+
 def test_a_header_that_says_the_same_twice_is_one() -> None:
     """A proxy that repeats a header does no harm."""
     assert claimed(*IDENTITY, *IDENTITY).identity == BatchId("s", "e", 4)

@@ -40,6 +40,23 @@ def test_text_line_is_short_and_keeps_fields() -> None:
     assert stream.getvalue().count("\n") == 1
 
 
+def test_what_others_said_cannot_drive_a_terminal() -> None:
+    """A field with escapes or line ends stays one line of printable characters."""
+    stream = io.StringIO()
+    logs.configure("info", "text", stream)
+    logging.getLogger("test").info("refused", extra={"path": "/a\x1b[31m\nforged line"})
+    assert stream.getvalue().endswith("refused path=/a\\x1b[31m\\nforged line\n")
+
+
+def test_half_a_character_costs_no_line() -> None:
+    """A path that is no UTF-8 is written with its escape, in both forms."""
+    for form in ("json", "text"):
+        stream = io.StringIO()
+        logs.configure("info", form, stream)
+        logging.getLogger("test").info("opened", extra={"path": "a\udcff"})
+        assert "a\\udcff" in stream.getvalue()
+
+
 def test_traceback_is_kept() -> None:
     """An unforeseen error keeps its place in both forms."""
     for form in ("json", "text"):
