@@ -7,6 +7,7 @@ do not (each array of instants in `RequestFacts` belongs to one vantage). Warm-u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -66,10 +67,12 @@ def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     ahead_ns = engine_ahead_ns(store, window, vantage)
     with beside() as pool:
         stored = StoredBlocks(store, moved(window, ahead_ns), vantage, pool)
-        return _load(store, window, name, vantage, stored, ahead_ns)
+        return _load(store, window, name, vantage, stored, ahead_ns, pool)
 
 
-def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks, ahead_ns: int) -> Facts:
+def _load(
+    store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks, ahead_ns: int, pool: Executor
+) -> Facts:
     table, num_again, num_warmup = _judged(store, window, name, vantage)
     table, rate, num_thinned = one_rate(store, table)
     table, window = moved_requests(table, ahead_ns), moved(window, ahead_ns)
@@ -80,6 +83,7 @@ def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredB
         window.end_ns if window.end_ns is not None else newest + 1_000_000_000,
         window.run_id,
     )
+    totals = pool.submit(_blocks, store, bounds)
     engine, engine_merged = None, False
     if vantage != "engine":
         wider = reach(window)
@@ -94,12 +98,13 @@ def _load(store: Store, window: Window, name: str, vantage: str, stored: StoredB
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
     marks = _marks(store, bounds, origin)
-    blocks = _blocks(store, bounds)
-    # without the life of blocks a miss can be joined to nothing
-    size = block_size(workers) if blocks is not None and names_blocks(table) else None
+    size = block_size(workers) if names_blocks(table) else None
     facts_lineage = None
     if size is not None:
         facts_lineage = lineage(store, window, requests, table.select(ASKED), stored.of(table), size)
+    blocks = totals.result()
+    if blocks is None:  # without the life of blocks a miss can be joined to nothing
+        facts_lineage = None
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     requests = estimate_computed(requests, samples, workers)
