@@ -90,7 +90,9 @@ def count(facts: Facts, metric: str) -> Counted:
     """The requests that a ledger for `metric` is written of."""
     values = judged_values(facts, metric)
     keep = np.flatnonzero(np.isfinite(values) & (values >= 0))
-    return Counted(values[keep], keep, ~np.isfinite(facts.requests.first_token_s[keep]))
+    # a finished request without a first token is not censored: only nobody saw when it came
+    is_open = np.isfinite(at_least_s(facts)[keep]) if metric in CENSORED_METRICS else np.zeros(len(keep), dtype=bool)
+    return Counted(values[keep], keep, is_open)
 
 
 def write(facts: Facts, metric: str, context: Context) -> Ledger:

@@ -25,6 +25,8 @@ def values(column: Column) -> st.SearchStrategy[Any]:
     """Valid values of one column, never None."""
     if column.choices:
         return st.sampled_from(column.choices)
+    if column.type == "string" and (column.required or column.name == "run_id"):
+        return st.text(min_size=1, max_size=12)
     if column.type == "list<struct>":
         return st.lists(_struct(column), max_size=3)
     if column.type == "struct":

@@ -12,7 +12,10 @@ from diagnosis.sufficiency import n_for_change
 
 
 def test_independent_windows_that_do_not_differ_are_rarely_told_apart():
-    """300 pairs of 300 independent requests: P95 and the mean are each called changed in at most 7 %."""
+    """300 pairs of 300 independent requests: P95 and the mean are each called changed in 5 %, give or take chance.
+
+    Three standard errors of 300 pairs are 3.8 %; 1,200 pairs gave 4.4 % and 6.0 % with 120 replicates, 4.1 % and 4.9 % with 400.
+    """
     changed = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -22,8 +25,8 @@ def test_independent_windows_that_do_not_differ_are_rarely_told_apart():
         assert found.enough
         changed.append((found.changed, found.changed_mean))
     quantile, mean = np.mean(changed, axis=0)
-    assert quantile <= 0.07
-    assert mean <= 0.07
+    assert quantile <= 0.088
+    assert mean <= 0.088
 
 
 def correlated(rng: np.random.Generator, n: int) -> np.ndarray:
