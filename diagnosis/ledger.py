@@ -20,7 +20,7 @@ from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.rows import KINDS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
-from diagnosis.spent import Context, own_work, slow_shares, token_cost
+from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
 from diagnosis.timeline import Spent, Timeline
 
@@ -100,7 +100,7 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     counted = count(facts, metric)
     keep = counted.rows
     spent = own_work(facts, context)
-    lines = timelines.build_all(facts, spent, context.most_running, token_cost(context))
+    lines = timelines.build_all(facts, spent, context.most_running, token_s(context))
     sheet = Sheet(len(facts.requests))
     if metric in ("ttft", "e2e"):
         _write_ttft(sheet, facts, spent, lines, context)
@@ -161,7 +161,7 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     r = facts.requests
     at_least = at_least_s(facts)
     ttft = np.maximum(known_or_0(np.where(np.isfinite(at_least), at_least, metric_values(facts, "ttft"))), 0.0)
-    slow = slow_shares(context, r.arrival_s)
+    slow = context.model.slow_share(suspect=context.suspect)
     queue, prefill, left_queue_s = _queue_and_prefill(facts, at_least)
     seen = np.isfinite(queue) & np.isfinite(prefill)
     sheet.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
@@ -206,7 +206,7 @@ def _stalled_before_first(stalled: F64, decode: F64) -> F64:
 
 
 def _write_wait(
-    sheet: Sheet, facts: Facts, queue: F64, left_queue_s: F64, lines: Mapping[int, Timeline], slow: F64
+    sheet: Sheet, facts: Facts, queue: F64, left_queue_s: F64, lines: Mapping[int, Timeline], slow: float
 ) -> None:
     r = facts.requests
     start_s = left_queue_s - queue
@@ -229,7 +229,7 @@ def _write_wait(
 
 
 def _write_prefill(
-    sheet: Sheet, facts: Facts, spent: Spent, prefill: F64, lines: Mapping[int, Timeline], slow: F64, context: Context
+    sheet: Sheet, facts: Facts, spent: Spent, prefill: F64, lines: Mapping[int, Timeline], slow: float, context: Context
 ) -> None:
     sheet.add("slow_steps", prefill * slow)
     left = prefill * (1.0 - slow)
@@ -288,17 +288,15 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     if r.gaps is None and not r.has("decode_s"):
         sheet.add("decode_unobserved", left)
         return
-    slow = slow_shares(context, (r.first_token_s + r.last_token_s) / 2)
+    slow = context.model.slow_share(suspect=context.suspect)
     sheet.add("slow_steps", left * slow)
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
     # what steps did during its own stalls (its own computing again among it) is in the stalls already
     going = np.divide(decode - np.minimum(stalls, decode), decode, out=np.ones(len(r)), where=decode > 0)
-    cost = token_cost(context)
-    own = np.zeros(len(r)) if cost is None else known_or_0(r.get("recomputed_tokens") * cost(r.engine_first_s))
     for name, seconds in shared.items():
-        mine = own if name == AGAIN else 0.0
+        mine = known_or_0(r.get("recomputed_tokens")) * (token_s(context) or 0.0) if name == AGAIN else 0.0
         left = sheet.carve(left, name, np.clip(seconds - mine, 0.0, None) * going * (1.0 - slow))
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq

@@ -5,7 +5,6 @@ Invariant: the kinds of a request sum to the tokens it computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +82,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
     rate = context.model.prefill_s_per_token
     prefill = r.get("prefill_s")
     if rate is not None:
-        seconds = sum_of(tokens.values(), n) * rate * speed(context, r.scheduled_s)
+        seconds = sum_of(tokens.values(), n) * rate * speed(context)
         known = np.isfinite(prefill) & (prefill > 1e-9)
         density[known] = np.clip(seconds[known] / prefill[known], 0.0, 1.0)
     return Spent(tokens, density)
@@ -129,17 +128,12 @@ def _cold_tokens(facts: Facts) -> F64:
     return np.nan_to_num(out)
 
 
-def slow_shares(context: Context, at_s: F64) -> F64:
-    """Share of engine time at each instant that slower steps added, [n]."""
-    return context.model.slow_shares(at_s, suspect=context.suspect)
+def speed(context: Context) -> float:
+    """Seconds in this window for a second of the faster one."""
+    return 1.0 / max(1.0 - context.model.slow_share(suspect=context.suspect), 1e-3)
 
 
-def speed(context: Context, at_s: F64) -> F64:
-    """Seconds at each instant of this window for a second of the faster one, [n]."""
-    return 1.0 / np.maximum(1.0 - slow_shares(context, at_s), 1e-3)
-
-
-def token_cost(context: Context) -> Callable[[F64], F64] | None:
-    """Seconds that a computed prompt token costs at instants of this window; None where that cannot be fitted."""
+def token_s(context: Context) -> float | None:
+    """Seconds that a computed prompt token costs in this window; None where that cannot be fitted."""
     rate = context.model.prefill_s_per_token
-    return None if rate is None else lambda at_s: rate * speed(context, at_s)
+    return None if rate is None else rate * speed(context)

@@ -10,7 +10,7 @@ tokens to compute again in the step that admits them: what a step had no time fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +63,10 @@ class StepWork:
         return out
 
 
-def step_work(facts: Facts, worker: str | None, token_cost: Callable[[F64], F64] | None) -> StepWork | None:
-    """Work of one worker's steps; `token_cost` tells what a computed token costs at instants, s. None where neither can be told."""
+def step_work(facts: Facts, worker: str | None, token_s: float | None) -> StepWork | None:
+    """Work of one worker's steps; `token_s` is what a computed token costs in this window, s. None where neither can be told."""
     steps = facts.steps
-    if steps is None or token_cost is None or worker not in steps.worker_names:
+    if steps is None or token_s is None or worker not in steps.worker_names:
         return None
     prefill, recomputed = steps.get("prefill_tokens"), np.nan_to_num(steps.get("recomputed_tokens"))
     mine = steps.worker == list(steps.worker_names).index(worker)
@@ -75,7 +75,7 @@ def step_work(facts: Facts, worker: str | None, token_cost: Callable[[F64], F64]
     if len(rows) == 0:
         return None
     end, room = steps.at_s[rows], steps.duration_s[rows]
-    start, token_s = end - room, token_cost(end)
+    start = end - room
     again = spread(np.minimum(recomputed, prefill)[rows] * token_s, room, _neighbours(start, end))
     first = np.clip(prefill - recomputed, 0.0, None)[rows] * token_s
     first = spread(first[::-1], (room - again)[::-1], _neighbours(start, end)[::-1])[::-1]

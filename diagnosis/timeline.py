@@ -8,7 +8,7 @@ the rows of a wait sum to the wait exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,19 +78,17 @@ class Timeline:
         }
 
 
-def build_all(
-    facts: Facts, spent: Spent, most_running: int, token_cost: Callable[[F64], F64] | None
-) -> dict[int, Timeline]:
+def build_all(facts: Facts, spent: Spent, most_running: int, token_s: float | None) -> dict[int, Timeline]:
     """Timeline of each worker from the engine's own instants; without those of whose requests none knows them.
 
     most_running  the most requests that this configuration was ever seen to run at once, in either window
-    token_cost    what a computed prompt token costs at instants of this window, s; None where unknown
+    token_s       what a computed prompt token costs in this window, s; None where unknown
     """
     gone, waited = given_up(facts), at_least_s(facts)
     shortage = _shortage(facts)
     built = {}
     for worker, rows in enumerate(facts.requests.by_worker()):
-        steps = step_work(facts, facts.requests.worker_names[worker], token_cost)
+        steps = step_work(facts, facts.requests.worker_names[worker], token_s)
         line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage, steps)
         if line is not None:
             built[worker] = line

@@ -31,9 +31,6 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
         return None
     compared = f"at equal batch size ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
     said = f"the same step took {model.slow_raw:.2f} times the {case.base_word}'s time {compared}"
-    spell = model.spell if model.slow_factor is not None and model.slow_factor > 1.0 else None
-    if spell is not None:
-        said += f", in {seconds(spell.end_s - spell.start_s)} of {seconds(case.suspect.duration_s)}"
     if model.slow_factor is None or model.slow_factor <= 1.0:
         return Excluded(f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}")
     evidence = [
@@ -59,7 +56,7 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     return Claim(
         evidence,
         case.worker_subject("slow_steps"),
-        None if spell is None else (spell.start_s, spell.end_s),
+        None,
         1.0 if model.source in ("steps", "token gaps") else 0.8,
     )
 

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.facts import F64, BlockTotals, Facts, LineageFacts, StepFacts
+from diagnosis.facts import BlockTotals, Facts, LineageFacts, StepFacts
 from diagnosis.ledger import Ledger, write
 from diagnosis.spent import Context
 from diagnosis.step_work import others_by_steps, spread, step_work
 from tests.factories import facts, request_facts, work_model
 
 MS_A_TOKEN = 0.001
-
-
-def cost(at_s: F64) -> F64:
-    """1 ms a token at any time."""
-    return np.full(len(at_s), MS_A_TOKEN)
 
 
 def steps(duration: list[float], worker: str = "w0", **numbers: list[float]) -> StepFacts:
@@ -86,7 +81,7 @@ def test_a_decode_shared_with_recomputing_of_others_pays_for_it() -> None:
 def test_prompts_booked_when_they_are_finished_are_put_back_in_time() -> None:
     """1,500 tokens in a step of 0.6 s at 1 ms each: 0.6 s of them there, 0.6 s in the step before, 0.3 s in the one before that."""
     told = facts(request_facts([0.0]), steps=steps([0.6, 0.6, 0.6], prefill_tokens=[0, 0, 1500]))
-    work = step_work(told, "w0", cost)
+    work = step_work(told, "w0", MS_A_TOKEN)
     assert work is not None
     assert work.first.tolist() == pytest.approx([0.5, 1.0, 1.0])
 
@@ -94,7 +89,7 @@ def test_prompts_booked_when_they_are_finished_are_put_back_in_time() -> None:
 def test_tokens_booked_when_they_are_admitted_again_are_put_later() -> None:
     """1,500 tokens to compute again, told by the first step, keep the next ones busy; first-time prompts get what room is left."""
     counts = {"prefill_tokens": [1500, 0, 300], "recomputed_tokens": [1500, 0, 0]}
-    work = step_work(facts(request_facts([0.0]), steps=steps([0.6, 0.6, 0.6], **counts)), "w0", cost)
+    work = step_work(facts(request_facts([0.0]), steps=steps([0.6, 0.6, 0.6], **counts)), "w0", MS_A_TOKEN)
     assert work is not None
     assert work.again.tolist() == pytest.approx([1.0, 1.0, 0.5])
     assert work.first.tolist() == pytest.approx([0.0, 0.0, 0.5])
@@ -109,7 +104,7 @@ def test_idle_time_is_no_room() -> None:
         np.array([1.0, 0.5]),
         {"prefill_tokens": np.array([0.0, 900.0])},
     )
-    work = step_work(facts(request_facts([0.0]), steps=told), "w0", cost)
+    work = step_work(facts(request_facts([0.0]), steps=told), "w0", MS_A_TOKEN)
     assert work is not None
     assert work.first.tolist() == pytest.approx([0.0, 1.0])
 
@@ -134,18 +129,18 @@ def test_what_happens_during_a_stall_is_not_counted_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "worker", "token_cost"),
+    ("told", "worker", "token_s"),
     [
-        (None, "w0", cost),
+        (None, "w0", 0.001),
         (steps([1.0], prefill_tokens=[5]), "w0", None),
-        (steps([1.0], prefill_tokens=[5]), "w1", cost),
-        (steps([1.0], decode_tokens=[5]), "w0", cost),
-        (steps([np.nan], prefill_tokens=[5]), "w0", cost),
+        (steps([1.0], prefill_tokens=[5]), "w1", 0.001),
+        (steps([1.0], decode_tokens=[5]), "w0", 0.001),
+        (steps([np.nan], prefill_tokens=[5]), "w0", 0.001),
     ],
 )
-def test_steps_that_cannot_tell_are_left_aside(told: StepFacts | None, worker: str, token_cost: Any) -> None:
+def test_steps_that_cannot_tell_are_left_aside(told: StepFacts | None, worker: str, token_s: float | None) -> None:
     """No steps, no cost of a token, another worker's steps, no token counts, no durations."""
-    assert step_work(facts(request_facts([0.0]), steps=told), worker, token_cost) is None
+    assert step_work(facts(request_facts([0.0]), steps=told), worker, token_s) is None
 
 
 _SIZES = st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 2)), min_size=1, max_size=30)
