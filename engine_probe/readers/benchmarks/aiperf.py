@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 TOOL: Final = "aiperf"
 RECORDS: Final = "profile_export.jsonl"
 SUMMARY: Final = "profile_export_aiperf.json"
+_LARGEST: Final = 1e30
 _TO_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 _COUNTS: Final = ("tokens", "count", "token", "requests")
 
@@ -213,9 +214,11 @@ class _Metrics:
         return factor
 
     def _convert(self, value: Any, factor: float, name: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value * factor < shared.LONGEST_S:
+        # the value alone is bounded first: an integer of hundreds of digits cannot be multiplied by a float
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST
+        if not is_number or value * factor >= shared.LONGEST_S:
             raise UnknownFormat(f"{self._where}: {name} is {str(value)[:60]!r}, expected a duration.", key=name)
-        return value * factor
+        return float(value) * factor
 
 
 def figures(facts: Document, tool: str, at_ns: int) -> list[dict[str, Any]]:
