@@ -7,6 +7,7 @@ for what an engine does not have (an older release, a closed endpoint); it leave
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -121,7 +122,7 @@ class LogReader(Protocol):
         """Columns of a `worker` row told so far; `flags` in the engine's own names. {} where nothing was told."""
 
 
-class Adapter:
+class Adapter(ABC):
     """One kind of engine. Subclasses fill the class attributes and override what differs."""
 
     engine: ClassVar[str]
@@ -186,9 +187,9 @@ class Adapter:
         """A reader of the log that starts now; None where this engine's log tells nothing that kvscope reads."""
         return None
 
+    @abstractmethod
     def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
         """One line for each thing worth seeing, most important first: seen or not, from where, what shows more."""
-        raise NotImplementedError
 
     def metrics_line(self, seen: Discovery, around: Surroundings) -> Line:
         """The first line of every engine."""

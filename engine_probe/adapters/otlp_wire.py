@@ -165,20 +165,24 @@ def _cut(body: bytes) -> list[tuple[int, int]]:
             for scope_spans in _fields(body, *resource_spans, _SCOPE_SPANS)
             for span in _fields(body, *scope_spans, _SPANS)
         ]
-    except (LookupError, NotImplementedError):
+    except (LookupError, _Unusual):
         return []
+
+
+class _Unusual(Exception):
+    """A form of the wire that no OTLP sender uses: the protobuf library reads such a body."""
 
 
 def _fields(body: bytes, place: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Where the contents of the fields with this tag, which tell their length, begin and end in a message.
 
-    Raises NotImplementedError for tags and lengths of more bytes than OTLP has, and for groups.
+    Raises _Unusual for tags and lengths of more bytes than OTLP has, and for groups.
     """
     while place < end:
         tag, place = body[place], place + 1
         kind = tag & 0x07
         if tag >= 0x80 or kind in (3, 4):
-            raise NotImplementedError
+            raise _Unusual
         if kind == 0:
             while body[place] >= 0x80:
                 place += 1

@@ -9,6 +9,7 @@ production-stack `services/request_service/request.py`.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -37,7 +38,7 @@ def worker_of_url(url: str) -> str:
     return url.partition("://")[2].rstrip("/") or url
 
 
-class RouterLog:
+class RouterLog(ABC):
     """Shared frame: colours off, instants read, decisions without a request counted (`unnamed`)."""
 
     policy: str | None = None
@@ -56,9 +57,9 @@ class RouterLog:
         """Routers tell no geometry."""
         return {}
 
+    @abstractmethod
     def decision(self, line: str) -> dict[str, Any] | None:
         """Columns of the `route` row that the line tells."""
-        raise NotImplementedError
 
 
 class SglangRouterLog(RouterLog):
