@@ -6,6 +6,10 @@
     |   +-- UnknownFormat        it answers, but not in a format we know
     |   +-- InvalidRows          rows that break the event contract
     |   +-- TooLarge             more bytes than the receiver takes, as sent or after decompression
+    +-- EngineError           engine_probe.engine: the embedded engine
+    |   +-- PromptRefused        a request that can never run here: no tokens, too long, parameters out of range
+    |   +-- ModelUnreadable      weights, config or tokenizer cannot be read as what they say they are
+    |   +-- DeviceMissing        the device asked for is not there, or too small
     +-- StoreError            store: remembering
     |   +-- StoreMisuse          a place, kind, column or run that was named is none, or the verb is not for this store
     |   +-- StoreDamaged         what is on disk cannot be read any more
@@ -101,6 +105,27 @@ class TooLarge(ProbeError):
     http_status = 413
     exit_code = EXIT_MISUSE
     title = "Too large"
+
+
+class EngineError(KvscopeError):
+    title = "Engine failed"
+
+
+class PromptRefused(EngineError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Request refused by the engine"
+
+
+class ModelUnreadable(EngineError):
+    http_status = 422
+    exit_code = EXIT_MISUSE
+    title = "Model cannot be read"
+
+
+class DeviceMissing(EngineError):
+    http_status = 503
+    title = "Device is not there"
 
 
 class StoreError(KvscopeError):

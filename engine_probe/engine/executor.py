@@ -1,0 +1,86 @@
+"""What the engine asks of an executor: compute one step's tokens, say how long it took.
+
+Two follow this protocol: `torch_executor` (real tensors) and `roofline` (virtual time). The engine never looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine_probe.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute the KV of tokens [start, start + num_tokens) of `sequence`. emits: its last token is known, choose the next."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    emits: bool
+    is_recomputed: bool = False
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The work of one step. Blocks of every chunk and decode are allocated already.
+
+    decodes    each computes its one pending token at position num_computed and emits the next
+    prefills   chunks of prompts (and of what preemption threw away)
+    copies     (from, to): device blocks to copy before anything is written (copy-on-write)
+    swap_out, swap_in   (device block, host block) to move before anything is written, all swap_out first
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.prefills or self.swap_out or self.swap_in)
+
+    @property
+    def emitting(self) -> list[Sequence]:
+        """Sequences that get a token: first the decodes, then the prefills that reach their end, in the plan's order."""
+        return [*self.decodes, *(chunk.sequence for chunk in self.prefills if chunk.emits)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """tokens [len(plan.emitting)] chosen token ids, in that order; None where tokens are only counted.
+
+    forward_s, sample_s   s; NaN where not measured apart. steps: equal steps done (virtual time may do several at once).
+    load_s                moving KV between host and device, s
+    """
+
+    tokens: Items[int] | None
+    forward_s: float = float("nan")
+    sample_s: float = float("nan")
+    load_s: float = 0.0
+    steps: int = 1
+
+
+class Executor(Protocol):
+    """Computes steps. Not thread-safe: one engine loop owns it."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable KV blocks."""
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence, tokens."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens with which the model ends its text; empty where tokens are only counted."""
+
+    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
+        """Do the step (a decode-only one up to `max_steps` times, while it would begin before `until_ns`)."""
+
+    def close(self) -> None:
+        """Give memory back."""

@@ -1,0 +1,80 @@
+"""One request inside the engine: what it is, how far its KV is computed, which blocks it holds.
+
+Invariant: the KV of tokens [0, num_computed) lies in `blocks`; `num_known` tokens exist (prompt and output so far); the
+next token is chosen in the step that brings num_computed up to num_known. So prefill, a chunk of it, decode and the
+recomputation after a preemption are one thing: compute [num_computed, num_computed + n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from engine_probe.engine.sampling_params import SamplingParams
+from engine_probe.recorder import NO_SLOT
+
+
+class State(Enum):
+    """Where a sequence is. PREEMPTED and SWAPPED wait to go on, WAITING for the first time."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence of tokens under way.
+
+    token_ids      prompt and output so far; empty where tokens are only counted (virtual time)
+    prompt_hashes  [num_prompt // block_size] chain hashes of the full prompt blocks; made from token_ids where those exist
+    root           parent hash of its first block (model, dtype, LoRA, ...: `kv_identity.py`)
+    blocks         block table: physical block of logical block i
+    num_sealed     leading blocks that have their hash and may be found by others
+    slot           of the recorder
+    """
+
+    request_id: str
+    num_prompt: int
+    params: SamplingParams
+    arrival_ns: int
+    token_ids: list[int] = field(default_factory=list)
+    prompt_hashes: Items[int] = ()
+    root: int = 0
+    priority: int = 0
+    tenant: str | None = None
+    deadline_ns: int | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    state: State = State.WAITING
+    number: int = 0
+    num_computed: int = 0
+    num_output: int = 0
+    blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    num_sealed: int = 0
+    num_preemptions: int = 0
+    waits_since_ns: int = 0
+    is_decoding: bool = False
+    slot: int = NO_SLOT
+    finish_reason: str | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that exist: prompt and output so far."""
+        return self.num_prompt + self.num_output
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is missing; 1 while it decodes."""
+        return self.num_prompt + self.num_output - self.num_computed
+
+    @property
+    def num_left(self) -> int:
+        """Output tokens still allowed."""
+        return self.params.max_tokens - self.num_output
