@@ -11,8 +11,8 @@ from collector.output import JsonOption, emit, emit_json
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
-    from diagnosis.kv_geometry import KvGeometry
     from diagnosis.kv_size import Fit, KvSize
+    from engine_probe.models.kv_geometry import KvGeometry
 
 KvDtypeOption = Annotated[
     str,
@@ -39,9 +39,9 @@ def kv_size(
     json: JsonOption = False,
 ) -> None:
     """How much KV cache a request takes: exact bytes, blocks, what rounding wastes, and how many fit."""
-    from diagnosis.kv_geometry import geometry
     from diagnosis.kv_size import GIB, fit_blocks, fit_memory
     from diagnosis.kv_size import kv_size as size_of
+    from engine_probe.models.kv_geometry import geometry
 
     if memory_gib is not None and num_blocks is not None:
         raise UsageError("give --memory-gib or --num-blocks, not both")
@@ -63,7 +63,7 @@ def _load(config: str) -> tuple[str, str, dict[str, Any]]:
     """Name, where the values come from, and the fields."""
     import msgspec
 
-    from diagnosis.model_catalogue import SOURCE, find_model
+    from engine_probe.models.catalogue import SOURCE, find_model
 
     path = Path(config)
     if path.is_dir():

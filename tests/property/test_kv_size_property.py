@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from diagnosis.kv_geometry import geometry
 from diagnosis.kv_size import fit_blocks, fit_memory, kv_size
-from diagnosis.model_catalogue import MODELS
+from engine_probe.models.catalogue import MODELS
+from engine_probe.models.kv_geometry import geometry
 
 
 @st.composite

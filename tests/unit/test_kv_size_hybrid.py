@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.kv_geometry import geometry
 from diagnosis.kv_size import kv_size
 from engine_probe.errors import UsageError
+from engine_probe.models.kv_geometry import geometry
 
 PLAIN: dict[str, Any] = {
     "num_hidden_layers": 32,

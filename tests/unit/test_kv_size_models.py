@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from diagnosis.kv_geometry import geometry
 from diagnosis.kv_size import GIB, fit_blocks, fit_memory, kv_size
-from diagnosis.model_catalogue import MODELS, find_model
 from engine_probe.errors import UsageError
+from engine_probe.models.catalogue import MODELS, find_model
+from engine_probe.models.kv_geometry import geometry
 
 MIB = 1 << 20
 # Bytes per token at 16 bit, as published for each model.
 KNOWN = {
+    "Llama-2-7B": 524_288,
+    "Llama-2-13B": 819_200,
+    "Llama-2-70B": 327_680,
+    "SmolLM2-135M": 23_040,
+    "SmolLM2-360M": 40_960,
+    "SmolLM2-1.7B": 196_608,
     "Llama-3-8B": 131_072,
     "Llama-3.2-1B": 32_768,
     "Llama-3.2-3B": 114_688,
@@ -268,7 +274,7 @@ def test_an_unknown_name_suggests_close_ones() -> None:
     """llama3-8b is a slip of the pen away from llama-3-8b; nonsense gets the list."""
     with pytest.raises(UsageError, match="close to it: llama-3-8b"):
         find_model("llama3-8b")
-    with pytest.raises(UsageError, match="known are llama-3-8b"):
+    with pytest.raises(UsageError, match="known are llama-2-7b"):
         find_model("@@@@")
 
 

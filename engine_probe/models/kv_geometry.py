@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diagnosis.kv_hybrid import MAMBA, MAMBA2, NOTHING, hybrid_kinds, mamba_state, refuse_state_space
 from engine_probe.errors import UsageError
+from engine_probe.models.kv_hybrid import MAMBA, MAMBA2, NOTHING, hybrid_kinds, mamba_state, refuse_state_space
 
 DTYPE_BYTES = {
     "float32": 4,
