@@ -1,4 +1,4 @@
-"""P99 TTFT by worker and minute over the last hour, asked of the store, beside the same query on a bare DuckDB.
+"""P99 TTFT by worker and minute over the last hour, as `/api/v1/series` answers it, beside the same query on a bare DuckDB.
 
 Both read one file, read-only and in processes of their own, and take turns; medians are told. The gate (design section
 11): at most 1.3 times the bare query, and equal whatever lies stored besides the hour.
@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import duckdb
 
+from collector.series_queries import SeriesRequest, series
 from store.duckdb_store import DuckDBStore
 from store.interface import Window
 from store.open import open_store
-from store.queries.series import percentile_series
 
 HOUR_NS: Final = 3_600_000_000_000
 END_NS: Final = 1_764_403_200_000_000_000
@@ -94,7 +94,7 @@ def _times(long: Path, short: Path, rounds: int) -> Iterator[tuple[float, float,
 
 def _ask(store: DuckDBStore, window: Window) -> float:
     started = time.perf_counter()
-    percentile_series(store, window, quantiles=("0.99",), vantage="engine")
+    series(store, SeriesRequest("ttft", window, "0.99", 60, ("worker",), "engine"))
     return time.perf_counter() - started
 
 

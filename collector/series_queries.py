@@ -9,7 +9,10 @@ What can be asked for:
 
 A quantile is nearest rank on the raw values of the bucket (`store/metrics.py`), never an average of quantiles. Where rows
 are a sample, counts, sums and means are estimates with each row's weight (1 / sample_rate), and a quantile is that of the
-rows; by weight, where their rates differ.
+rows; by weight, where their rates differ. A request that several rows tell counts once (`store/one_request.py`).
+
+Merging rows takes ten times as long as the answer, and few windows need it. So the rows are asked as they are, say beside the
+answer whether some were spans and whether their rates differ, and are asked again the longer way only where that matters.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from diagnosis.windows import judged_vantage, vantages
 from engine_probe.errors import UsageError
 from engine_probe.events import KINDS, column
-from store.interface import Store, Window
+from store.interface import KEY_EPOCH, Store, Window
 from store.lineage import window_sql
-from store.metrics import METRICS, metric, quantile_sql, weight_sql, weighted_rank
-from store.queries.scope import sample_rates
+from store.metrics import METRICS, Metric, metric, quantile_sql, weight_sql, weighted_rank
+from store.one_request import IS_SPAN, one_request_sql
 
 WORDS: Final = ("mean", "min", "max", "sum", "count", "last", "increase")
 GROUPS: Final = {
@@ -92,24 +97,18 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
             raise UsageError(
                 f"{wanted.metric} cannot be grouped by {name!r}; only by {', '.join(GROUPS[source.kind])}", by=name
             )
-    step_ns = _step_ns(store, source, wanted)
-    labels = ", ".join(wanted.by)
     stat = source.usual if wanted.stat is None else wanted.stat
-    lowest, differ = sample_rates(store, f"({source.relation})", source.params)
-    by_weight = differ and stat not in WORDS
-    aggregate = _lists(stat) if by_weight else _aggregate(stat, source, weighted=lowest is not None)
-    sql = (
-        f"SELECT instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n"
-        f"{', ' if labels else ''}{labels} FROM ({source.relation}) WHERE value IS NOT NULL "
-        f"GROUP BY bucket{', ' if labels else ''}{labels} ORDER BY {labels}{', ' if labels else ''}bucket "
-        f"LIMIT {wanted.max_points + 1}"
-    )
-    table = store.query(sql, source.params)
-    if table.num_rows > wanted.max_points:
-        raise UsageError(
-            f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
-            limit=wanted.max_points,
-        )
+    step_ns = _step_ns(store, source, wanted)
+    table = _ask(store, source, wanted, step_ns, _aggregate(stat, source))
+    if source.kind == "request" and (_some_are_spans(table) or _some_came_twice(store, wanted.window)):
+        source = _of_requests(wanted, source.vantage, merged=True)
+        table = _ask(store, source, wanted, step_ns, _aggregate(stat, source))
+    lowest = pc.min(table["lowest"]).as_py()
+    by_weight = lowest is not None and lowest < pc.max(table["highest"]).as_py() and stat not in WORDS
+    if by_weight:
+        table = _ask(store, source, wanted, step_ns, _LISTS)
+    elif lowest is not None and stat in ("mean", "sum", "count"):
+        table = _ask(store, source, wanted, step_ns, _aggregate(stat, source, weighted=True))
     found: dict[tuple[Any, ...], list[list[Any]]] = {}
     for row in table.to_pylist():
         if by_weight:
@@ -130,13 +129,52 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
     }
 
 
+def _ask(store: Store, source: _Source, wanted: SeriesRequest, step_ns: int, aggregate: str) -> pa.Table:
+    """One row a bucket and group: bucket, value, n, the groups, lowest and highest sample rate, spans among the rows."""
+    labels = "".join(f"{name}, " for name in wanted.by)
+    spans = "count(*) FILTER (is_span)" if source.kind == "request" else "0"
+    table = store.query(
+        f"SELECT {labels}instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(*) AS n, "
+        f"min(sample_rate) AS lowest, max(coalesce(sample_rate, 1.0)) AS highest, {spans} AS spans "
+        f"FROM ({source.relation}) WHERE value IS NOT NULL GROUP BY {labels}bucket ORDER BY {labels}bucket "
+        f"LIMIT {wanted.max_points + 1}",
+        source.params,
+    )
+    if table.num_rows > wanted.max_points:
+        raise UsageError(
+            f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
+            limit=wanted.max_points,
+        )
+    return table
+
+
+def _some_are_spans(answered: pa.Table) -> bool:
+    """Whether spans and other rows tell of the window's requests: then some may be told by both."""
+    spans, rows = pc.sum(answered["spans"]).as_py() or 0, pc.sum(answered["n"]).as_py() or 0
+    return 0 < spans < rows
+
+
+def _some_came_twice(store: Store, window: Window) -> bool:
+    """Whether rows of senders that can deliver a batch again (they give it no identity) name a request twice."""
+    names = [s.source for s in store.sources() if not s.epoch or s.epoch.startswith(KEY_EPOCH)]
+    if not names:
+        return False
+    condition, params = window_sql(window, "arrival_ns")
+    found = store.query(
+        f"SELECT count(*) > count(DISTINCT request_id) FROM request WHERE {condition} AND NOT {IS_SPAN} "
+        "AND source IN (SELECT unnest(?::VARCHAR[]))",
+        [*params, names],
+    )
+    return bool(found.column(0)[0].as_py())
+
+
 def _source(store: Store, wanted: SeriesRequest) -> _Source:
     kind, _, rest = wanted.metric.partition(".")
     if not rest:
         vantage = wanted.vantage
         if vantage is None and "vantage" not in wanted.by:
             vantage = judged_vantage(vantages(store, wanted.window))
-        return _of_requests(wanted, vantage)
+        return _of_requests(wanted, vantage, merged=False)
     if wanted.vantage is not None:
         raise UsageError(f"{wanted.metric} has no vantage; only metrics of requests have one", vantage=wanted.vantage)
     condition, params = window_sql(wanted.window, "at_ns")
@@ -160,35 +198,46 @@ def _source(store: Store, wanted: SeriesRequest) -> _Source:
     raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
 
 
-def _of_requests(wanted: SeriesRequest, vantage: str | None) -> _Source:
+def _of_requests(wanted: SeriesRequest, vantage: str | None, *, merged: bool) -> _Source:
+    """`merged`: each request by one row, whatever told it."""
+    if wanted.metric == "requests" and wanted.stat not in (None, "count"):
+        raise UsageError("requests are counted: stat=count, or none", stat=wanted.stat)
+    measured = None if wanted.metric in ("requests", "itl") else _metric_of(wanted.metric)
     condition, params = window_sql(wanted.window, "arrival_ns")
-    groups = ", ".join((*GROUPS["request"], "sample_rate"))
     if vantage is not None:
         condition, params = f"{condition} AND vantage = ?", [*params, vantage]
-    if wanted.metric == "requests":
-        if wanted.stat not in (None, "count"):
-            raise UsageError("requests are counted: stat=count, or none", stat=wanted.stat)
-        relation = f"SELECT arrival_ns AS instant, 1 AS value, {groups} FROM request WHERE {condition}"
-        return _Source("request", relation, params, "requests", "count", vantage)
+    groups = (*GROUPS["request"], "sample_rate")
+    kept = ", ".join((*groups, "is_span"))
+    if merged:
+        needs = ("token_ns", "token_counts") if wanted.metric == "itl" else measured.needs if measured else ()
+        rows = f"(SELECT *, false AS is_span FROM ({one_request_sql(condition, ['arrival_ns', *groups, *needs])}))"
+    else:
+        rows = f"(SELECT *, {IS_SPAN} AS is_span FROM request WHERE {condition})"
     if wanted.metric == "itl":
         tokens = f"least(greatest(1, coalesce(token_counts[i + 1], 1)), {MAX_CHUNK_TOKENS})"
         gaps = (
-            f"SELECT arrival_ns AS instant, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {groups} "
-            f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM request WHERE {condition} AND len(token_ns) > 1)"
+            f"SELECT arrival_ns AS instant, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {kept} "
+            f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM {rows} WHERE len(token_ns) > 1)"
         )
         relation = (
-            f"SELECT instant, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
-            f"SELECT instant, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
+            f"SELECT instant, value, {kept} FROM ({gaps}) WHERE times = 1 UNION ALL "
+            f"SELECT instant, value, {kept} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
         )
         return _Source("request", relation, [*params, *params], "s", "0.99", vantage)
-    name = (
-        wanted.metric if wanted.metric in METRICS or wanted.metric in ("ttft", "tpot", "e2e") else f"{wanted.metric}_s"
+    value, unit, usual = (
+        ("1", "requests", "count") if measured is None else (measured.expression(), measured.unit, "0.99")
     )
-    if name not in METRICS and name not in ("ttft", "tpot", "e2e"):
-        raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
-    found = metric(name)
-    relation = f"SELECT arrival_ns AS instant, {found.expression()} AS value, {groups} FROM request WHERE {condition}"
-    return _Source("request", relation, params, found.unit, "0.99", vantage)
+    relation = f"SELECT arrival_ns AS instant, {value} AS value, {kept} FROM {rows}"
+    return _Source("request", relation, params, unit, usual, vantage)
+
+
+def _metric_of(text: str) -> Metric:
+    """A metric of one request: its name, a short one, or a phase without its `_s`."""
+    short = text in METRICS or text in ("ttft", "tpot", "e2e")
+    name = text if short else f"{text}_s"
+    if not short and name not in METRICS:
+        raise UsageError(f"there is no metric {text!r}; {_KNOWN}", metric=text)
+    return metric(name)
 
 
 def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[Any]) -> _Source:
@@ -205,13 +254,11 @@ def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[A
     return _Source("sample", relation, [*params, name], "1", "last")
 
 
-def _lists(stat: str) -> str:
-    """What a quantile by weight is made of."""
-    quantile_sql("value", stat)  # refuses what is none
-    return f"{{'v': list(value::DOUBLE), 'w': list({weight_sql()})}}"
+_LISTS: Final = f"{{'v': list(value::DOUBLE), 'w': list({weight_sql()})}}"
+"""What a quantile by weight is made of."""
 
 
-def _aggregate(stat: str, source: _Source, *, weighted: bool) -> str:
+def _aggregate(stat: str, source: _Source, *, weighted: bool = False) -> str:
     if stat == "increase" and source.kind != "sample":
         raise UsageError("increase is for counters among the samples: metric=sample.NAME_total", stat=stat)
     if stat not in WORDS:

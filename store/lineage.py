@@ -6,13 +6,13 @@ aggregation adds them in any order and a verdict must not depend on it. What bec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from store.interface import Store, Window
 from store.metrics import count_sql
-from store.queries.scope import sample_rates
 from store.statements import can_be_literal, literal
 
 
@@ -58,6 +58,16 @@ def block_totals(store: Store, window: Window) -> dict[str, int]:
         "evicted": counts.get("evicted", 0) + counts.get("removed", 0),
         "cleared": counts.get("cleared", 0),
     }
+
+
+def sample_rates(store: Store, rows: str, params: Sequence[Any]) -> tuple[float | None, bool]:
+    """(lowest share kept of what these rows stand for, None where all were kept; whether their rates differ).
+
+    rows   "TABLE WHERE condition" or "(SELECT ...)"; it must have `sample_rate`
+    """
+    found = store.query(f"SELECT min(sample_rate), max(coalesce(sample_rate, 1.0)) FROM {rows}", params)
+    lowest, highest = (column[0].as_py() for column in found.columns)
+    return lowest, lowest is not None and lowest < highest
 
 
 def block_rate(store: Store, window: Window) -> float | None:

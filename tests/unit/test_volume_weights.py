@@ -21,7 +21,6 @@ from store.lineage import block_rate, block_totals, restored_blocks
 from store.metrics import Slo, count_sql, goodput_rps, total_sql, weight, weight_sql, weighted_rank
 from store.one_request import one_requests
 from store.open import open_store
-from store.queries.series import percentile_intervals, percentile_series, rate_series
 
 S = 1_000_000_000
 T0 = 1_780_000_000 * S
@@ -91,26 +90,6 @@ def test_equal_weights_change_no_rank() -> None:
     values = np.arange(10.0)
     assert weighted_rank(values, np.full(10, 10.0 / 3), "0.3") == weighted_rank(values, np.ones(10), "0.3") == 2.0
     assert weighted_rank(np.empty(0), np.empty(0), "0.5") is None
-
-
-def test_rates_of_a_window_with_several_rates(store: Store) -> None:
-    """14 requests in a minute, one row of weight 10 failed; hits: 50 of 100 tokens in all."""
-    put(store, request=[*MIXED[:2], MIXED[2] | {"state": "failed"}, MIXED[3]])
-    row = rate_series(store, Window(), vantage="engine", slo=Slo(ttft_s=1.5)).to_pylist()[0]
-    assert (row["num_seen"], row["num_arrived"], row["num_finished"], row["num_failed"]) == (4, 14, 4, 10)
-    assert row["requests_per_s"] == pytest.approx(4 / 60)
-    assert row["output_tokens_per_s"] == pytest.approx(40 / 60)
-    assert row["goodput_rps"] == pytest.approx(1 / 60)
-    assert (row["token_hit_ratio"], row["request_hit_ratio"], row["reused_tokens"]) == (0.5, 1.0, 700)
-
-
-def test_percentiles_of_several_rates_are_by_weight_and_n_is_what_was_seen(store: Store) -> None:
-    """The median of weights 1, 2, 10, 1 is the row of weight 10; unweighted it would be the second."""
-    put(store, request=MIXED)
-    row = percentile_series(store, Window(), quantiles=("0.5",), vantage="engine").to_pylist()[0]
-    assert (row["n"], row["p50"]) == (4, 3.0)
-    interval = percentile_intervals(store, Window(), quantile="0.5", vantage="engine").to_pylist()[0]
-    assert (interval["n"], interval["value"]) == (4, 3.0)
 
 
 @pytest.mark.parametrize(
