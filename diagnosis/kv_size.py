@@ -1,6 +1,6 @@
 """Bytes of KV cache that requests take: exact, rounded up to blocks, and how many of them fit.
 
-Source of the formulas: `engine_probe.models.kv_geometry` for the layers; vLLM 0.33 (`v1/core/kv_cache_utils.py`) for blocks. A block holds
+Source of the formulas: `models.kv_geometry` for the layers; vLLM 0.33 (`v1/core/kv_cache_utils.py`) for blocks. A block holds
 `block_size` tokens of one *group* of layers. A model whose layers are all alike is one group, so a request takes
 ceil(tokens / block_size) blocks. Where kinds are mixed, groups are made of equally many layers, all draw from one pool,
 and a request takes the sum over the groups; a window layer takes one block more than its window fills, since a window
