@@ -26,10 +26,12 @@ except ImportError as _missing:
 
 from collector import commands
 from collector.output import JsonOut, emit_json
+from collector.verb_list import VerbList
 from engine_probe.errors import EXIT_DEFECT, EXIT_OK, EXIT_STOPPED, DiskFull, KvscopeError, UsageError
 
 app = typer.Typer(
     name="kvscope",
+    cls=VerbList,
     help="Flight recorder and doctor for LLM serving: which cause owns how much of the P99, and what to change.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
