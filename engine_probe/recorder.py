@@ -155,10 +155,12 @@ class Recorder:
         memory_util: float = NAN,
         at_ns: int | None = None,
         repeat: int = 1,
+        probe_s: float | None = None,
     ) -> int:
         """The iteration ends (now, or at this instant); returns its number. What is not given is unknown.
 
-        repeat   it stands for so many equal iterations in a row (1 to MAX_REPEAT), which share the time evenly
+        repeat    it stands for so many equal iterations in a row (1 to MAX_REPEAT), which share the time evenly
+        probe_s   what the recorder took of it, s, where that is known better than by measuring (virtual time)
         """
         entered = perf_counter_ns()
         end_ns = self._now() if at_ns is None else at_ns
@@ -166,7 +168,7 @@ class Recorder:
         repeat = min(max(repeat, 1), MAX_REPEAT)
         # fmt: off
         self.ring.append(
-            step, repeat, self._start_ns, end_ns, self._probe_ns,
+            step, repeat, self._start_ns, end_ns, self._probe_ns if probe_s is None else int(probe_s * 1e9),
             num_running, num_waiting_prefill, num_waiting_decode, prefill_tokens, decode_tokens, recomputed_tokens,
             num_preempted, blocks_total, blocks_used, blocks_reserved, blocks_cached, blocks_evicted, wasted_slots,
             kv_cache_bytes, batch_size, max_seq_len,

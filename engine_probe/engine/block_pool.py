@@ -46,7 +46,12 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, *, order: str = "lru", ttl_ns: int | None = None, listener: EvictionListener | None = None
+        self,
+        num_blocks: int,
+        *,
+        order: str = "lru",
+        ttl_ns: int | None = None,
+        listener: EvictionListener | None = None,
     ) -> None:
         if num_blocks < 1:
             raise UsageError(f"a pool of {num_blocks} blocks holds nothing; give 1 or more", num_blocks=num_blocks)
@@ -154,6 +159,10 @@ class BlockPool:
         """One more reference to each (a fork: another sequence with the same tokens)."""
         for block in blocks:
             self._refs[block] += 1
+
+    def num_references(self, block: int) -> int:
+        """How many sequences hold it."""
+        return self._refs[block]
 
     def is_shared(self, block: int) -> bool:
         """More than one sequence reads it, or may find it: it must not be written."""

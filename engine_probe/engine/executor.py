@@ -5,6 +5,7 @@ Two follow this protocol: `torch_executor` (real tensors) and `roofline` (virtua
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,13 +15,17 @@ from engine_probe.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute the KV of tokens [start, start + num_tokens) of `sequence`. emits: its last token is known, choose the next."""
+    """Compute the KV of tokens [start, start + num_tokens) of `sequence`.
+
+    emits            its last token is the last that is known: choose the next
+    num_recomputed   of num_tokens, those that were computed before and lost
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
     emits: bool
-    is_recomputed: bool = False
+    num_recomputed: int = 0
 
 
 @dataclass(slots=True)
@@ -53,7 +58,8 @@ class StepPlan:
 class StepResult:
     """tokens [len(plan.emitting)] chosen token ids, in that order; None where tokens are only counted.
 
-    forward_s, sample_s   s; NaN where not measured apart. steps: equal steps done (virtual time may do several at once).
+    steps                 equal steps done (virtual time may do several at once); seconds are those of all of them
+    forward_s, sample_s   s; NaN where not measured apart
     load_s                moving KV between host and device, s
     """
 
@@ -78,6 +84,10 @@ class Executor(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens with which the model ends its text; empty where tokens are only counted."""
+
+    @property
+    def worker_facts(self) -> Mapping[str, object]:
+        """Columns of a `worker` row that it knows: model, dtype, kv_bytes_per_block, weights_bytes, tp, ..."""
 
     def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
         """Do the step (a decode-only one up to `max_steps` times, while it would begin before `until_ns`)."""

@@ -34,6 +34,8 @@ class Sequence:
     prompt_hashes  [num_prompt // block_size] chain hashes of the full prompt blocks; made from token_ids where those exist
     root           parent hash of its first block (model, dtype, LoRA, ...: `kv_identity.py`)
     blocks         block table: physical block of logical block i
+    is_forked      it shares blocks that it may write
+    num_ever_computed   tokens whose KV it had before it gave way
     num_sealed     leading blocks that have their hash and may be found by others
     slot           of the recorder
     """
@@ -59,8 +61,10 @@ class Sequence:
     hashes: list[int] = field(default_factory=list)
     num_sealed: int = 0
     num_preemptions: int = 0
+    num_ever_computed: int = 0
     waits_since_ns: int = 0
     is_decoding: bool = False
+    is_forked: bool = False
     slot: int = NO_SLOT
     finish_reason: str | None = None
 

@@ -1,0 +1,220 @@
+"""The engine: takes requests, plans a step, lets the executor compute it, gives tokens out, and tells all of it.
+
+`step` is the whole loop body; who calls it (a thread, an event loop in virtual time, a test) is not its business. Not
+thread-safe: `submit`, `abort` and `step` are called from one thread. Invariant: a sequence that ended holds no block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from engine_probe.clock import Clock
+from engine_probe.engine.config import EngineConfig
+from engine_probe.engine.executor import Executor, StepPlan, StepResult
+from engine_probe.engine.flight import Flight
+from engine_probe.engine.host_blocks import HostBlocks
+from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
+from engine_probe.engine.kv_manager import KvManager
+from engine_probe.engine.scheduler import Schedule, Scheduler
+from engine_probe.engine.sequence import Sequence
+from engine_probe.errors import PromptRefused
+from engine_probe.recorder import MAX_REPEAT, Recorder
+
+COUNTED = 0
+"""Stands for a token where tokens are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of a sequence ([n] ids; zeros where tokens are only counted). finish_reason: None while it goes on."""
+
+    sequence: Sequence
+    tokens: Items[int]
+    finish_reason: str | None
+
+
+class Engine:
+    """One worker.
+
+    recorder   its clock is the engine's clock
+    costs      what bookkeeping costs in virtual time; default: it takes the time that it takes
+    """
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, recorder: Recorder, costs: HostCosts | None = None
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.clock: Clock = recorder.clock
+        self.costs: HostCosts = costs or MeasuredCosts()
+        self.flight = Flight(recorder, config)
+        self.kv = KvManager(
+            executor.num_blocks,
+            config.block_size,
+            salt=config.salt,
+            prefix_caching=config.prefix_caching,
+            eviction=config.eviction,
+            ttl_s=config.ttl_s,
+            min_reuse_tokens=config.min_reuse_tokens,
+            costs=self.costs,
+            listener=self.flight,
+        )
+        self.host = HostBlocks(config.swap_blocks)
+        self.scheduler = Scheduler(self.kv, config.scheduler, self.host, self.clock.monotonic_ns)
+        self.max_context = min(executor.max_context, executor.num_blocks * config.block_size)
+        self._by_id: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[int, int, Sequence]] = []
+        self._num_submitted = 0
+        self._eos = executor.eos_token_ids
+        self.flight.started(self)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs or waits."""
+        return bool(self._by_id)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When the next request runs out of time."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def submit(self, sequence: Sequence) -> None:
+        """It waits for its first step from now on. Raises PromptRefused where it can never run; that is recorded too."""
+        reason = self._refusal(sequence)
+        now_ns = self.clock.monotonic_ns()
+        if reason is not None:
+            self.flight.rejected(sequence, reason)
+            raise PromptRefused(reason, request_id=sequence.request_id)
+        sequence.number = self._num_submitted
+        self._num_submitted += 1
+        sequence.waits_since_ns = now_ns
+        if sequence.deadline_ns is None and self.config.timeout_s is not None:
+            sequence.deadline_ns = sequence.arrival_ns + round(self.config.timeout_s * 1e9)
+        if sequence.deadline_ns is not None:
+            heappush(self._deadlines, (sequence.deadline_ns, sequence.number, sequence))
+        self._by_id[sequence.request_id] = sequence
+        self.flight.arrived(sequence, now_ns)
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """Its client went away, or gave up: it ends now, at whatever point it is. False where it is not under way."""
+        sequence = self._by_id.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.scheduler.end(sequence)
+        sequence.finish_reason = reason
+        self.flight.ended(sequence, "aborted", reason)
+        return True
+
+    def step(self, until_ns: int | None = None) -> list[Output]:
+        """One iteration; tokens that came of it. Nothing to compute: no step, an empty list.
+
+        until_ns   where nothing else happens before this instant, equal decode steps may be done at once
+        """
+        self._expire_requests()
+        begin_ns = self.clock.monotonic_ns()
+        self.flight.begin_step(begin_ns)
+        schedule = self.scheduler.schedule()
+        plan = schedule.plan
+        if plan.is_empty:
+            self.flight.skip_step(schedule)
+            return []
+        planned_ns = self.clock.monotonic_ns()
+        self.flight.planned(schedule)
+        steps = self._equal_steps(schedule, until_ns)
+        result = self.executor.execute(plan, max_steps=steps, until_ns=until_ns)
+        outputs = self._take_in(plan, result)
+        self.flight.end_step(self, schedule, result, (planned_ns - begin_ns) / 1e9)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.flight.ended(output.sequence, "finished", output.finish_reason)
+        return outputs
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; what runs keeps its blocks. Returns how many blocks were forgotten."""
+        return self.kv.clear(self.clock.monotonic_ns())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where blocks, seats, states and open requests disagree."""
+        self.scheduler.check_integrity()
+        assert len(self._by_id) == self.num_running + self.num_waiting, "an ended sequence is still under way"
+
+    def close(self) -> None:
+        """Abort what is under way and give memory back."""
+        for request_id in list(self._by_id):
+            self.abort(request_id, "shutdown")
+        self.executor.close()
+
+    def _refusal(self, sequence: Sequence) -> str | None:
+        if sequence.num_prompt < 1:
+            return f"request {sequence.request_id} has no prompt token; give at least one"
+        if sequence.num_prompt >= self.max_context:
+            return (
+                f"request {sequence.request_id} has {sequence.num_prompt} prompt tokens; this engine takes "
+                f"{self.max_context - 1} and one to generate (KV blocks: {self.executor.num_blocks} of "
+                f"{self.config.block_size} tokens, model: {self.executor.max_context})"
+            )
+        if sequence.request_id in self._by_id:
+            return f"request id {sequence.request_id} is under way already; give another"
+        return None
+
+    def _expire_requests(self) -> None:
+        now_ns = self.clock.monotonic_ns()
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, _, sequence = heappop(self._deadlines)
+            if sequence.finish_reason is None:
+                self.abort(sequence.request_id, "timeout")
+
+    def _equal_steps(self, schedule: Schedule, until_ns: int | None) -> int:
+        plan = schedule.plan
+        if until_ns is None or plan.prefills or plan.copies or plan.swap_in or plan.swap_out or schedule.preempted:
+            return 1
+        return self.scheduler.room_for_steps(plan, min(MAX_REPEAT, self.config.block_size))
+
+    def _take_in(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """Tokens reach their sequences; what is complete is sealed; what has enough ends."""
+        now_ns = self.clock.monotonic_ns()
+        for chunk in plan.prefills:
+            chunk.sequence.num_computed += chunk.num_tokens
+            self.kv.seal(chunk.sequence, now_ns)
+        size, steps = self.config.block_size, result.steps
+        for sequence in plan.decodes:
+            before = sequence.num_computed
+            sequence.num_computed = before + steps
+            if before // size != sequence.num_computed // size:
+                self.kv.seal(sequence, now_ns)
+        outputs = []
+        for index, sequence in enumerate(plan.emitting):
+            sequence.num_output += steps
+            if result.tokens is None:
+                tokens: Items[int] = (COUNTED,) * steps
+            else:
+                tokens = (result.tokens[index],)
+                sequence.token_ids.append(tokens[0])
+            reason = self._finish_reason(sequence, tokens[-1], is_counted=result.tokens is None)
+            if reason is not None:
+                sequence.finish_reason = reason
+                del self._by_id[sequence.request_id]
+                self.scheduler.end(sequence)
+            outputs.append(Output(sequence, tokens, reason))
+        return outputs
+
+    def _finish_reason(self, sequence: Sequence, token: int, *, is_counted: bool) -> str | None:
+        if not is_counted:
+            if token in sequence.params.stop_token_ids:
+                return "stop"
+            if token in self._eos and not sequence.params.ignore_eos:
+                return "stop"
+        if sequence.num_left <= 0 or sequence.num_known >= self.max_context:
+            return "length"
+        return None

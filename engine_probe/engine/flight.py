@@ -1,0 +1,280 @@
+"""The engine's own flight recorder: what it decided and did, told to a `Recorder` in the words of the contract.
+
+All the engine's instrumentation is here, so that the scheduler and the pool read as what they are. Every decision has its
+row: why the queue waits (`step.waiting_on`, and per request the seconds by reason in its labels), who was preempted for
+whom (label `preempted_for`), which block was evicted for which request (`block` rows).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from engine_probe.chain_hash import ROOT
+from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.config import EngineConfig
+from engine_probe.engine.executor import StepResult
+from engine_probe.engine.scheduler import REASONS, Schedule
+from engine_probe.engine.sequence import Sequence
+from engine_probe.recorder import Recorder
+
+if TYPE_CHECKING:
+    from engine_probe.engine.engine import Engine
+
+ENGINE = "kvscope"
+SAMPLE_EVERY_NS = 10**9
+TOTALS = (
+    "preemptions_total",
+    "prefix_queries_tokens_total",
+    "prefix_hits_tokens_total",
+    "prompt_tokens_total",
+    "prompt_tokens_computed_total",
+    "output_tokens_total",
+    "requests_finished_total",
+    "requests_failed_total",
+)
+
+
+class Flight:
+    """Tells `recorder` what one engine does."""
+
+    def __init__(self, recorder: Recorder, config: EngineConfig) -> None:
+        self.recorder = recorder
+        self._config = config
+        self._size = config.block_size
+        self._held_up_by: str | None = None
+        self._held_up_since_ns = 0
+        self._waited_s = dict.fromkeys(REASONS, 0.0)
+        self._waited_at_arrival: dict[str, dict[str, float]] = {}
+        self._evicted_before = 0
+        self._begin_ns = 0
+        self._next_sample_ns = 0
+        self._totals = Counter[str]()
+
+    # The engine
+
+    def started(self, engine: Engine) -> None:
+        """The engine is there: its slow facts."""
+        config = self._config
+        facts: dict[str, Any] = {
+            "engine": ENGINE,
+            "engine_version": version("kvscope"),
+            "role": "mixed",
+            "block_size": config.block_size,
+            "num_blocks": engine.kv.pool.num_blocks,
+            "max_context": engine.max_context,
+            "prefix_caching": config.prefix_caching,
+            "flags": config.flags(),
+            **engine.executor.worker_facts,
+        }
+        self.recorder.row("worker", **facts)
+        self.recorder.row("mark", mark="worker_up", subject=config.worker, text=f"{config.worker} started")
+        self._sample(engine, engine.clock.monotonic_ns())
+
+    # Requests
+
+    def arrived(self, sequence: Sequence, queued_ns: int) -> None:
+        """It waits for the scheduler from now on."""
+        self._count_wait(queued_ns)
+        sequence.slot = self.recorder.arrive(
+            sequence.request_id,
+            sequence.arrival_ns,
+            queued_ns=queued_ns,
+            prompt_tokens=sequence.num_prompt,
+            tenant=sequence.tenant,
+            **sequence.columns,
+        )
+        self._waited_at_arrival[sequence.request_id] = dict(self._waited_s)
+
+    def rejected(self, sequence: Sequence, reason: str) -> None:
+        """It can never run."""
+        slot = self.recorder.arrive(
+            sequence.request_id,
+            sequence.arrival_ns,
+            prompt_tokens=sequence.num_prompt,
+            tenant=sequence.tenant,
+            **sequence.columns,
+        )
+        self.recorder.finish(slot, "rejected", finish_reason="rejected", error=reason)
+
+    def ended(self, sequence: Sequence, state: str, reason: str) -> None:
+        """It finished (its last token came in the step that ended just now), or was aborted."""
+        self._waited_at_arrival.pop(sequence.request_id, None)
+        totals = self._totals
+        totals["requests_finished_total" if state == "finished" else "requests_failed_total"] += 1
+        totals["prompt_tokens_total"] += sequence.num_prompt
+        totals["output_tokens_total"] += sequence.num_output
+        self.recorder.finish(sequence.slot, state, finish_reason=reason, output_tokens=sequence.num_output)
+
+    # Steps
+
+    def begin_step(self, at_ns: int) -> None:
+        """An iteration begins."""
+        self._begin_ns = at_ns
+        self.recorder.begin_step(at_ns)
+
+    def skip_step(self, schedule: Schedule) -> None:
+        """Nothing could be computed; what is held up stays so."""
+        self._held_up(schedule.held_up_by)
+
+    def planned(self, schedule: Schedule) -> None:
+        """The step is decided; the executor has not begun."""
+        recorder = self.recorder
+        self._held_up(schedule.held_up_by)
+        for victim, cause in schedule.preempted:
+            victim.columns.setdefault("labels", {})["preempted_for"] = cause
+            recorder.note(victim.slot, labels=victim.columns["labels"])
+            recorder.preempt(victim.slot)
+        for admission in schedule.admitted:
+            sequence = admission.sequence
+            if sequence.num_preemptions == 0:
+                self._first_admission(sequence, admission.found_tokens, admission.lookup_ns)
+            elif admission.found_tokens and sequence.num_pending > 1:
+                sequence.columns["self_hit_tokens"] = (
+                    sequence.columns.get("self_hit_tokens", 0) + admission.found_tokens
+                )
+                recorder.note(sequence.slot, self_hit_tokens=sequence.columns["self_hit_tokens"])
+        for chunk in schedule.plan.prefills:
+            sequence = chunk.sequence
+            sequence.is_decoding = False
+            recorder.prefill(
+                sequence.slot,
+                chunk.num_tokens,
+                emits=int(chunk.emits),
+                recomputed=chunk.num_recomputed,
+            )
+        for sequence in schedule.plan.decodes:
+            if not sequence.is_decoding:
+                sequence.is_decoding = True
+                recorder.decode(sequence.slot)
+
+    def end_step(self, engine: Engine, schedule: Schedule, result: StepResult, schedule_s: float) -> None:
+        """The step's tokens are there."""
+        plan, pool, waiting = schedule.plan, engine.kv.pool, engine.scheduler.waiting
+        now_ns = engine.clock.monotonic_ns()
+        num_waiting = len(waiting)
+        reasons = {f"waiting_on_{name}": num_waiting if name == schedule.held_up_by else 0 for name in REASONS}
+        oldest = waiting.oldest()
+        batch = len(plan.decodes) + len(plan.prefills)
+        evicted = 0
+        if result.steps == 1:  # what a run of equal steps evicted is told with the next single step
+            evicted, self._evicted_before = pool.num_evicted - self._evicted_before, pool.num_evicted
+        probe_s = engine.costs.probe()
+        self.recorder.end_step(
+            num_running=batch,
+            num_waiting_prefill=waiting.num_new,
+            num_waiting_decode=waiting.num_again,
+            prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
+            decode_tokens=len(plan.decodes),
+            recomputed_tokens=sum(chunk.num_recomputed for chunk in plan.prefills),
+            num_preempted=len(schedule.preempted),
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_referenced,
+            blocks_reserved=engine.scheduler.watermark,
+            blocks_cached=pool.num_cached,
+            blocks_evicted=evicted,
+            batch_size=batch,
+            schedule_s=schedule_s / result.steps,
+            forward_s=result.forward_s / result.steps,
+            sample_s=result.sample_s / result.steps,
+            kv_load_s=result.load_s / result.steps,
+            oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
+            at_ns=now_ns,
+            repeat=result.steps,
+            probe_s=probe_s,
+            **reasons,
+        )
+        self._count(schedule)
+        if now_ns >= self._next_sample_ns:
+            self._sample(engine, now_ns)
+
+    def stopped(self, engine: Engine) -> None:
+        """The last numbers."""
+        self._sample(engine, engine.clock.monotonic_ns())
+
+    # Blocks (KvListener)
+
+    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+        if parents[0] == sequence.root:
+            parents = [ROOT, *parents[1:]]  # a first block has no parent in the contract, whatever its chain began from
+        self.recorder.block_events(
+            "stored", hashes, slot=sequence.slot, at_ns=at_ns, parent_hash=parents, num_tokens=self._size
+        )
+
+    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+        self.recorder.block_events("hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size)
+
+    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        self.recorder.block_events(
+            "evicted",
+            blocks.hashes,
+            at_ns=at_ns,
+            num_tokens=self._size,
+            idle_s=blocks.idle_s,
+            age_s=blocks.age_s,
+            reuse_count=blocks.reuse_count,
+            reason=blocks.reason,
+            request_id=cause,
+        )
+
+    def cleared(self, at_ns: int) -> None:
+        self.recorder.row("block", at_ns, change="cleared", tier="device", reason="reset")
+        self.recorder.row(
+            "mark", at_ns, mark="cache_reset", subject=self.recorder.worker, text="prefix cache was reset"
+        )
+
+    def _first_admission(self, sequence: Sequence, found_tokens: int, lookup_ns: tuple[int, int]) -> None:
+        at_ns = lookup_ns[1]
+        self._count_wait(at_ns)
+        before = self._waited_at_arrival.pop(sequence.request_id, self._waited_s)
+        waited = {name: self._waited_s[name] - before[name] for name in REASONS}
+        labels = sequence.columns.setdefault("labels", {})
+        labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
+        columns: dict[str, object] = {"labels": labels} if labels else {}
+        if self._config.prefix_caching:
+            columns["cached_tokens"] = columns["cached_tokens_device"] = found_tokens
+            columns["prompt_blocks"] = sequence.hashes[: sequence.num_prompt // self._size]
+        columns["computed_tokens"] = sequence.num_prompt - found_tokens
+        self.recorder.note(sequence.slot, **columns)
+        if lookup_ns[1] > lookup_ns[0]:
+            self.recorder.span(sequence.slot, "cache_lookup", *lookup_ns)
+
+    def _count(self, schedule: Schedule) -> None:
+        totals, plan = self._totals, schedule.plan
+        totals["preemptions_total"] += len(schedule.preempted)
+        for admission in schedule.admitted:
+            if admission.sequence.num_preemptions == 0 and self._config.prefix_caching:
+                totals["prefix_queries_tokens_total"] += admission.sequence.num_prompt
+                totals["prefix_hits_tokens_total"] += admission.found_tokens
+        for chunk in plan.prefills:
+            totals["prompt_tokens_computed_total"] += chunk.num_tokens
+
+    def _sample(self, engine: Engine, now_ns: int) -> None:
+        """The gauges and counters that an engine shows on its metrics page."""
+        self._next_sample_ns = now_ns + SAMPLE_EVERY_NS
+        for name, value in self.counters(engine).items():
+            self.recorder.row("sample", now_ns, name=name, value=float(value))
+
+    def counters(self, engine: Engine) -> dict[str, float]:
+        """Canonical sample name -> value, now."""
+        pool = engine.kv.pool
+        totals = dict.fromkeys(TOTALS, 0) | self._totals
+        return {
+            **totals,
+            "blocks_evicted_total": pool.num_evicted,
+            "requests_running": engine.num_running,
+            "requests_waiting": engine.num_waiting,
+            "kv_usage_ratio": pool.num_referenced / pool.num_blocks,
+        }
+
+    def _held_up(self, reason: str | None) -> None:
+        """From this step's begin on the head of the queue waits for `reason`."""
+        self._count_wait(self._begin_ns)
+        self._held_up_by = reason
+
+    def _count_wait(self, at_ns: int) -> None:
+        if self._held_up_by is not None:
+            self._waited_s[self._held_up_by] += max(0, at_ns - self._held_up_since_ns) / 1e9
+        self._held_up_since_ns = max(self._held_up_since_ns, at_ns)

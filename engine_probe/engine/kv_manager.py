@@ -1,0 +1,185 @@
+"""Which blocks a sequence holds: finds its prefix in the cache, makes room, gives back, keeps shared blocks unwritten.
+
+Invariant: blocks [0, num_sealed) of a sequence are complete and may be found by others; the block that is written next is
+its own alone. Source: vLLM v1 `kv_cache_manager.py`; hash names as in `kv_identity.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+from engine_probe.engine.block_pool import BlockPool, Evicted
+from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
+from engine_probe.engine.kv_identity import extend
+from engine_probe.engine.sequence import Sequence
+
+
+class KvListener(Protocol):
+    """Hears what happens to blocks."""
+
+    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+        """Blocks of `sequence` can be found from now on. first: logical index of the first of them."""
+
+    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+        """`sequence` found these blocks resident and uses them."""
+
+    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        """Cached blocks were given up, for `cause`."""
+
+    def cleared(self, at_ns: int) -> None:
+        """The whole cache was forgotten."""
+
+
+class KvManager:
+    """Blocks of one engine.
+
+    min_reuse_tokens   a shorter match is not used (the smallest reusable unit)
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        salt: bytes = b"",
+        prefix_caching: bool = True,
+        eviction: str = "lru",
+        ttl_s: float | None = None,
+        min_reuse_tokens: int = 0,
+        costs: HostCosts | None = None,
+        listener: KvListener | None = None,
+    ) -> None:
+        ttl_ns = None if ttl_s is None else round(ttl_s * 1e9)
+        self.pool = BlockPool(num_blocks, order=eviction, ttl_ns=ttl_ns, listener=self)
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._salt = salt
+        self._min_reuse_blocks = -(-min_reuse_tokens // block_size)
+        self._costs = costs or MeasuredCosts()
+        self._listener = listener
+        self._now_ns = 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill, the last one perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Hashes of the leading blocks that it can reuse now. At least one token is left to compute."""
+        if not self.prefix_caching:
+            return []
+        if sequence.token_ids:
+            extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
+        elif not sequence.hashes:
+            sequence.hashes = list(sequence.prompt_hashes)
+        usable = sequence.hashes[: (sequence.num_known - 1) // self.block_size]
+        self._costs.lookup(len(usable))
+        found = self.pool.match(usable)
+        return usable[:found] if found >= max(self._min_reuse_blocks, 1) else []
+
+    def admit(self, sequence: Sequence, found: Items[int], num_tokens: int, spare: int, now_ns: int) -> bool:
+        """Give it the found blocks and room for `num_tokens` in all; False (nothing changed) where room is lacking.
+
+        spare   blocks that must stay available beside
+        """
+        missing = self.blocks_for(num_tokens) - len(found)
+        if missing + spare + self.pool.num_cached_of(found) > self.pool.num_available:
+            return False
+        taken = self.pool.take(found, now_ns)
+        fresh = self._allocate(missing, sequence, now_ns)
+        if fresh is None:
+            self.pool.release(taken, now_ns)
+            return False
+        sequence.blocks = taken + fresh
+        sequence.num_sealed = len(taken)
+        sequence.num_computed = len(taken) * self.block_size
+        if taken and self._listener is not None:
+            self._listener.hit(sequence, found, now_ns)
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int, now_ns: int) -> list[tuple[int, int]] | None:
+        """Room for `num_tokens` in all, the block written next its own alone; None where no block is to be had.
+
+        Returns (from, to) of blocks to copy first.
+        """
+        writes = sequence.num_computed // self.block_size
+        copies_one = writes < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[writes])
+        missing = max(0, self.blocks_for(num_tokens) - len(sequence.blocks)) + copies_one
+        if not missing:
+            return []
+        fresh = self._allocate(missing, sequence, now_ns)
+        if fresh is None:
+            return None
+        copies = []
+        if copies_one:
+            shared, own = sequence.blocks[writes], fresh.pop()
+            copies.append((shared, own))
+            sequence.blocks[writes] = own
+            self.pool.release([shared], now_ns)
+        sequence.blocks += fresh
+        return copies
+
+    def seal(self, sequence: Sequence, now_ns: int) -> None:
+        """Blocks that are complete by now may be found by others."""
+        full = sequence.num_computed // self.block_size
+        if not self.prefix_caching or full <= sequence.num_sealed:
+            return
+        if sequence.token_ids:
+            extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
+        full = min(full, len(sequence.hashes))
+        first = sequence.num_sealed
+        if full <= first:
+            return
+        hashes = sequence.hashes[first:full]
+        new = self.pool.seal(sequence.blocks[first:full], hashes, first, now_ns)
+        sequence.num_sealed = full
+        if new and self._listener is not None:
+            chain = [sequence.root, *sequence.hashes] if not first else sequence.hashes[first - 1 :]
+            parents = dict(zip(hashes, chain, strict=False)) if len(new) < len(hashes) else None
+            above = chain[: len(new)] if parents is None else [parents[block_hash] for block_hash in new]
+            self._listener.stored(sequence, new, above, first, now_ns)
+
+    def free(self, sequence: Sequence, now_ns: int) -> None:
+        """It needs its blocks no more."""
+        self.pool.release(sequence.blocks, now_ns)
+        sequence.blocks = []
+        sequence.num_sealed = 0
+
+    def clear(self, now_ns: int) -> int:
+        """Forget every prefix. Returns how many blocks were forgotten."""
+        forgotten = self.pool.clear()
+        if self._listener is not None:
+            self._listener.cleared(now_ns)
+        return forgotten
+
+    def expire(self, now_ns: int) -> None:
+        """Give up what is past its TTL."""
+        self._now_ns = now_ns
+        self.pool.expire(now_ns)
+
+    def evicted(self, blocks: Evicted, cause: str | None) -> None:
+        """From the pool: what it evicted (EvictionListener)."""
+        if self._listener is not None:
+            self._listener.evicted(blocks, cause, self._now_ns)
+
+    def check_integrity(self, sequences: Items[Sequence]) -> None:
+        """Blocks of these (all that are under way) are the referenced ones, each as often as it is held."""
+        self.pool.check_integrity()
+        held: dict[int, int] = {}
+        for sequence in sequences:
+            assert sequence.num_computed <= len(sequence.blocks) * self.block_size or sequence.host_blocks, (
+                f"{sequence.request_id} computed more than it holds"
+            )
+            for block in sequence.blocks:
+                held[block] = held.get(block, 0) + 1
+        for block, count in held.items():
+            assert self.pool.num_references(block) == count, f"block {block} is held {count} times"
+        assert len(held) == self.pool.num_referenced, "a block is referenced by nobody"
+
+    def _allocate(self, count: int, sequence: Sequence, now_ns: int) -> list[int] | None:
+        self._now_ns = now_ns
+        before, cached = self.pool.num_evicted, self.pool.num_cached
+        blocks = self.pool.allocate(count, now_ns, sequence.request_id)
+        if self.pool.num_evicted > before:
+            self._costs.evict(self.pool.num_evicted - before, cached)
+        return blocks
