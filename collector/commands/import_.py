@@ -171,7 +171,8 @@ def preview(
 ) -> dict[str, Any]:
     """Read and judge the whole of `source` and store nothing; the first rows of each kind, and what an import would say.
 
-    Returns format, rows (counts by kind), first (kind -> up to 3 rows, known columns alone), windows, left_out, facts.
+    Returns format, rows (counts by kind), first (kind -> up to 3 rows, known columns alone), windows, left_out, not_told,
+    assumed, facts.
     Raises UnknownFormat, InvalidRows.
     """
     from engine_probe.readers.source import Notes
@@ -195,7 +196,7 @@ def preview(
         "rows": rows,
         "first": first,
         "windows": _windows(notes),
-        "left_out": notes.left_out,
+        **_sentences(notes),
         "facts": notes.facts,
     }
 
@@ -240,7 +241,7 @@ def stage(
 
 
 def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Commit the staged chunks; returns the summary: rows by kind, windows, what was left out."""
+    """Commit the staged chunks; returns the summary: rows by kind, windows, what was left out, was not told, was assumed."""
     from store.interface import Batch, BatchId
 
     runs = store.runs()
@@ -260,7 +261,7 @@ def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambd
         "start_ns": None if staged.span is None else staged.span[0],
         "end_ns": None if staged.span is None else staged.span[1],
         "windows": _windows(staged.notes),
-        "left_out": staged.notes.left_out,
+        **_sentences(staged.notes),
         "facts": staged.notes.facts,
     }
 
@@ -316,7 +317,7 @@ def _text(summary: dict[str, Any], store: str) -> str:
     for window in summary["windows"]:
         seconds = (window["end_ns"] - window["start_ns"]) / 1e9
         lines.append(f"  window {window['name']}: {seconds:.1f} s from {_iso(window['start_ns'])}")
-    lines += [f"  left out: {text}" for text in summary["left_out"]]
+    lines += _said(summary)
     if summary["run_had_rows"]:
         lines.append(
             f"  note: run {summary['run']} held rows of another import before; it is now both together. "
@@ -330,6 +331,16 @@ def _text(summary: dict[str, Any], store: str) -> str:
 
 def _article(name: str) -> str:
     return "an" if name[0] in "AEIOaeio" or name.startswith("SGLang") else "a"
+
+
+def _sentences(notes: Notes) -> dict[str, list[str]]:
+    return {"left_out": notes.left_out, "not_told": notes.not_told, "assumed": notes.assumed}
+
+
+def _said(summary: dict[str, Any]) -> list[str]:
+    """What was made of the source, a line each, what matters most to a reader of the numbers first."""
+    words = {"assumed": "assumed", "not_told": "not told", "left_out": "left out"}
+    return [f"  {word}: {text}" for key, word in words.items() for text in summary[key]]
 
 
 def _windows(notes: Notes) -> list[dict[str, Any]]:
@@ -352,7 +363,7 @@ def _preview_text(tried: dict[str, Any]) -> str:
         for number, row in enumerate(rows, 1):
             lines.append(f"  {kind} {number}")
             lines += [f"    {name:<22} {_cell(name, value)}" for name, value in row.items()]
-    lines += [f"  left out: {text}" for text in tried["left_out"]]
+    lines += _said(tried)
     return "\n".join(lines)
 
 

@@ -75,13 +75,13 @@ class MappedLog:
         for count, what in (
             (num_unmatched, "lines that do not match the pattern"),
             (num_others, "lines that `only` leaves out"),
-            (
-                num_unnamed,
-                "rows have no request id in the log; they are named by file and line, and nothing joins them",
-            ),
         ):
             if count:
                 notes.left_out.append(f"{count} {what}")
+        if num_unnamed:
+            notes.assumed.append(
+                f"{num_unnamed} rows have no request id in the log; they are named by file and line, and nothing joins them"
+            )
 
     def _record(self, line: bytes, where: str, number: int) -> Mapping[str, Any] | None:
         """The fields of a line; None where it is left out (or is the header)."""

@@ -53,7 +53,7 @@ class MooncakeTrace:
             yield {"request": table_from_rows("request", rows)}
         if first is not None and last is not None:
             notes.windows.append(FoundWindow("trace", first, last + 1))
-        notes.left_out.append("timing: a trace tells arrivals and lengths; TTFT, ITL and hits are not in it")
+        notes.not_told.append("timing: a trace tells arrivals and lengths; TTFT, ITL and hits are not in it")
 
 
 def _row(line: Mapping[str, Any], number: int, anchor_ns: int, name: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class PageFiles:
             yield tables
         notes.left_out += [f"{path.name}: not a page" for path in self._others]
         if guessed:
-            notes.left_out.append(
+            notes.assumed.append(
                 f"instants: {guessed} pages without a time got that of the file's last change; give --start for one "
                 "page, or name each file by its instant"
             )

@@ -106,12 +106,12 @@ class ServerSource:
             notes.facts["prometheus_version"] = version
         notes.facts.update({f"targets_{kind}": count for kind, count in targets.kinds().items()})
         if empty:
-            notes.left_out.append(f"{empty} of {pieces} pieces of five minutes are empty: the server has nothing there")
+            notes.not_told.append(f"{empty} of {pieces} pieces of five minutes are empty: the server has nothing there")
         if targets.num_late:
             notes.left_out.append(f"{targets.num_late} samples came twice or out of order")
         if native:
             notes.left_out.append(f"{native} native histograms are not read")
-        notes.left_out += [f"the server warned: {text}" for text in told_once(warnings)]
+        notes.not_told += [f"the server warned: {text}" for text in told_once(warnings)]
 
     def _digest(self, answer: Answer) -> None:
         for labels, points in sorted((sorted(labels), points) for labels, points in answer.series.items()):

@@ -72,7 +72,7 @@ class Recording:
             if name in self._streams:
                 yield from read(self._streams[name], options, notes)
             elif name != "slots":
-                notes.left_out.append(f"{name}: the recording has no {name}.jsonl.gz")
+                notes.not_told.append(f"{name}: the recording has no {name}.jsonl.gz")
         others = sorted(p.name for p in self._folder.iterdir() if p.is_file() and p not in self.files)
         for name in others:
             notes.left_out.append(f"{name}: no reader for this file yet")
@@ -206,7 +206,7 @@ class Recording:
         if failed:
             notes.left_out.append(f"metrics: {failed} scrapes that the engine did not answer with 200")
         if self._engine not in registry.ENGINES:
-            notes.left_out.append(f"metrics: {self._engine} names are kept as they are, no adapter maps them yet")
+            notes.assumed.append(f"metrics: {self._engine} names are kept as they are, no adapter maps them yet")
 
     def _blocks(self, path: Path, options: ReadOptions, notes: Notes) -> Iterator[Tables]:
         if self._engine not in _KV_ENGINES:

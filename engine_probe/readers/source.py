@@ -49,10 +49,17 @@ class FoundWindow:
 
 @dataclass(slots=True)
 class Notes:
-    """What the reader has to say: windows found, what was left out and why, counts worth knowing."""
+    """What the reader has to say: windows found, sentences about what it made of the source, counts worth knowing.
+
+    left_out   what stands in the source and is not stored, and why
+    not_told   what the source does not tell, and how to make it tell
+    assumed    what the source does not tell and the rows say all the same: how it was chosen
+    """
 
     windows: list[FoundWindow] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    not_told: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
     facts: dict[str, int | float | str] = field(default_factory=dict)
 
 

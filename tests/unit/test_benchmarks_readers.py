@@ -87,7 +87,7 @@ def test_vllm_bench_lays_its_run_before_its_date(tmp_path: Path) -> None:
     assert [at - AT for at in first["token_ns"]] == [500_000_000, 625_000_000, 750_000_000, S]
     assert (first["token_counts"], second["token_counts"]) == ([1, 1, 1, 1], None)  # 3 tokens came in 2 chunks
     assert (first["last_token_ns"], first["end_ns"]) == (AT + S, None)
-    assert "local time without zone" in notes.left_out[0]
+    assert "local time without zone" in notes.assumed[0]
 
 
 def test_vllm_bench_begins_where_it_is_told_to(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_vllm_bench_ids_are_the_prefix_and_the_number(tmp_path: Path) -> None:
         "x-1",
     ]
     _, notes = read(write(tmp_path, VLLM))
-    assert any("--metadata request_id_prefix=P" in text for text in notes.left_out)
+    assert any("--metadata request_id_prefix=P" in text for text in notes.not_told)
 
 
 def test_vllm_bench_errors_are_their_last_line(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_vllm_bench_without_details_says_which_flag_writes_them() -> None:
     # The tool's E2EL percentile stands in the file only where it was asked for; its latencies are ours exactly.
     told = json.loads((DATA / "vllm-0.32.0-summary.json").read_text())["latencies"]
     assert e2e == pytest.approx([latency * 1e3 for latency in told], abs=1e-3)
-    assert any("--save-detailed" in text for text in notes.left_out)
+    assert any("--save-detailed" in text for text in notes.not_told)
 
 
 def test_vllm_bench_failures_of_a_real_run() -> None:
@@ -231,7 +231,7 @@ def test_sglang_requests_are_laid_evenly_and_say_so(tmp_path: Path) -> None:
     rows, notes = read(write(tmp_path, SGLANG))
     assert [row["arrival_ns"] for row in rows["request"]] == [ANCHOR_NS, ANCHOR_NS + 2 * S]
     assert {dict(row["labels"])["arrival"] for row in rows["request"]} == {"assumed"}
-    assert any("arrivals are not in the file" in text for text in notes.left_out)
+    assert any("arrivals are not in the file" in text for text in notes.assumed)
 
 
 def test_sglang_equal_gaps_are_one_chunk(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_sglang_without_details_is_its_figures_alone(tmp_path: Path) -> None:
     rows, notes = read(write(tmp_path, text, "r.jsonl"))
     assert "request" not in rows
     assert figure(rows, "sglang-bench:mean_ttft_ms") == 12.5
-    assert any("--output-details" in text for text in notes.left_out)
+    assert any("--output-details" in text for text in notes.not_told)
 
 
 # --- AIPerf
@@ -460,7 +460,7 @@ def test_genai_perf_chunks_are_those_with_content() -> None:
     assert (first["model"], first["session_id"], first["end_ns"] - AT) == ("llama-3-8b", "s-1", 291_500_000)
     assert ([at - AT for at in second["token_ns"]], second["output_tokens"]) == ([400_000_000, 440_000_000], None)
     assert (third["state"], third["first_token_ns"]) == ("failed", None)
-    assert any("usage" in text for text in notes.left_out)
+    assert any("usage" in text for text in notes.not_told)
 
 
 def test_azure_instants_keep_their_digits() -> None:
@@ -469,7 +469,7 @@ def test_azure_instants_keep_their_digits() -> None:
     first = rows["request"][0]
     assert first["arrival_ns"] == 1_700_158_623_979_960_000
     assert (first["prompt_tokens"], first["output_tokens"], first["first_token_ns"]) == (4808, 10, None)
-    assert any("read as UTC" in text for text in notes.left_out)
+    assert any("read as UTC" in text for text in notes.assumed)
 
 
 def test_burstgpt_with_and_without_sessions() -> None:

@@ -167,7 +167,7 @@ def test_the_shipped_mappings_read_their_logs() -> None:
     assert (third["state"], third["request_id"]) == ("aborted", "nginx.log-3")
     assert "last_token_ns" not in second
     assert all("first_token_ns" not in row for row in rows)  # a header is no token
-    assert any("nothing joins" in text for text in notes.left_out)
+    assert any("nothing joins" in text for text in notes.assumed)
 
 
 def test_sglangs_log_is_read_by_its_mapping() -> None:

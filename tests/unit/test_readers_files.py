@@ -60,7 +60,7 @@ def test_a_mooncake_line_is_a_request_without_timing(tmp_path: Path) -> None:
         "prompt_blocks": [0, 7],
     }
     assert notes.windows[0].name == "trace"
-    assert "TTFT" in notes.left_out[0]
+    assert "TTFT" in notes.not_told[0]
 
 
 def test_a_trace_begins_where_it_is_told_to(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_page_without_time_says_whose_time_it_got(tmp_path: Path) -> None:
     os.utime(path, ns=(AT, AT))
     rows, notes = read(path)
     assert [(row["at_ns"], row["worker"]) for row in rows["sample"]] == [(AT, None)]
-    assert "last change" in notes.left_out[0]
+    assert "last change" in notes.assumed[0]
 
 
 def test_a_folder_of_pages_is_read_in_the_order_of_its_instants(tmp_path: Path) -> None:

@@ -84,6 +84,22 @@ def test_two_recordings_under_one_name_are_said(kvscope: Callable[..., Any], tmp
     assert "held rows of another import before" not in again.out
 
 
+def test_what_was_assumed_is_not_called_left_out(kvscope: Callable[..., Any], tmp_path: Path) -> None:
+    """A page without a time: its instant is assumed; a file that is no page is left out; a trace has no timing to tell."""
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "metrics.txt").write_text("vllm:num_requests_running 1\n")
+    (pages / "notes.doc").write_text("?")
+    told = kvscope("import", pages, "--run", "pages", "--dry-run", "--format", "prometheus").out
+    assert "  assumed: instants: 1 pages without a time got that of the file's last change" in told
+    assert "  left out: notes.doc: not a page" in told
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 512, "output_length": 2, "hash_ids": [1]}\n')
+    summary = json.loads(kvscope("import", trace, "--run", "t", "--store", tmp_path / "s.duckdb", "--json").out)
+    assert (summary["left_out"], summary["assumed"]) == ([], [])
+    assert summary["not_told"] == ["timing: a trace tells arrivals and lengths; TTFT, ITL and hits are not in it"]
+
+
 def test_an_interrupted_import_is_completed(tmp_path: Path) -> None:
     """The first chunks were committed, then the process ended: the next import adds only the rest."""
     store = open_store(str(tmp_path / "s.duckdb"))

@@ -229,7 +229,7 @@ def test_sglangs_recording_speaks_the_contract() -> None:
     stored = [row for row in rows["block"] if row["change"] == "stored"]
     assert {row["num_tokens"] for row in stored} == {1}
     assert len(stored) == notes.facts["kv_stored"]
-    assert notes.left_out == ["otlp: the recording has no otlp.jsonl.gz"]
+    assert notes.not_told == ["otlp: the recording has no otlp.jsonl.gz"]
 
 
 def test_cached_tokens_of_sglangs_page_are_those_of_its_clients() -> None:
@@ -259,7 +259,7 @@ def test_llamacpps_recording_speaks_the_contract() -> None:
     (worker,) = rows["worker"]
     assert (worker["block_size"], worker["num_blocks"], worker["max_context"]) == (1, 8192, 2048)
     assert worker["engine_version"] is None
-    assert notes.left_out == [
+    assert notes.not_told == [
         "otlp: the recording has no otlp.jsonl.gz",
         "kv_events: the recording has no kv_events.jsonl.gz",
     ]
@@ -273,7 +273,7 @@ def test_an_engine_that_nobody_knows_is_imported_as_far_as_it_speaks(tmp_path: P
     rows, notes = read(tmp_path / "x")
     assert "block" not in rows
     assert any(said.startswith("kv_events: no adapter for newcomer") for said in notes.left_out)
-    assert any(said.startswith("metrics: newcomer names") for said in notes.left_out)
+    assert any(said.startswith("metrics: newcomer names") for said in notes.assumed)
 
 
 def test_a_failed_request_keeps_its_error() -> None:

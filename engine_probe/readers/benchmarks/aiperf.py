@@ -102,7 +102,7 @@ class AiPerf:
         if facts is not None:
             tables["sample"] = table_from_rows("sample", figures(facts, TOOL, last))
         else:
-            notes.left_out.append(f"model and the tool's own figures: no {SUMMARY} lies beside the records")
+            notes.not_told.append(f"model and the tool's own figures: no {SUMMARY} lies beside the records")
         yield tables
 
     def _rows(self, model: str | None, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -113,7 +113,7 @@ class AiPerf:
             num_without_id += record.metadata.x_request_id is None
             yield {"model": model, **_row(record, where, number)}
         if num_without_id:
-            notes.left_out.append(f"request ids: {num_without_id} records have no x_request_id and join nothing")
+            notes.not_told.append(f"request ids: {num_without_id} records have no x_request_id and join nothing")
 
 
 def _row(record: _Record, where: str, number: int) -> dict[str, Any]:

@@ -84,11 +84,11 @@ class CsvTrace:
         if kept:
             yield {"request": _table(kept)}
         notes.windows.append(FoundWindow("trace", first, last + 1))
-        notes.left_out.append("timing: the trace tells arrivals and lengths; TTFT, ITL and hits are not in it")
+        notes.not_told.append("timing: the trace tells arrivals and lengths; TTFT, ITL and hits are not in it")
         if self._trace.is_relative:
-            notes.left_out.append("instants: seconds from its first day, laid from 2025-01-01 or --start on")
+            notes.assumed.append("instants: seconds from its first day, laid from 2025-01-01 or --start on")
         else:
-            notes.left_out.append("instants: the file names no zone; they are read as UTC")
+            notes.assumed.append("instants: the file names no zone; they are read as UTC")
 
 
 def azure(path: Path) -> CsvTrace:

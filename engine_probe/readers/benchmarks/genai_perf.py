@@ -58,11 +58,11 @@ class GenAiPerf:
         if not num_requests:
             raise UnknownFormat(f"{path.name} is a GenAI-Perf export without requests: nothing was sent, or kept.")
         if num_unsized:
-            notes.left_out.append(
+            notes.not_told.append(
                 f"lengths: {num_unsized} answers carry no usage object; ask for it with --extra-inputs "
                 '\'{"stream_options": {"include_usage": true}}\''
             )
-        notes.left_out.append("request ids: perf_analyzer keeps none; nothing joins the engine's own rows")
+        notes.not_told.append("request ids: perf_analyzer keeps none; nothing joins the engine's own rows")
 
 
 def _rows(experiment: Document, position: int) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,7 @@ class GuideLlm:
                 yield {"sample": table_from_rows("sample", samples)}
         if not num_requests:
             raise UnknownFormat(f"{path.name} is a GuideLLM report without requests: nothing was sent, or kept.")
-        notes.left_out.append("token times: the report keeps the first and the last token of a request, no others")
+        notes.not_told.append("token times: the report keeps the first and the last token of a request, no others")
 
 
 def _rows(benchmark: Document, *, is_old: bool) -> Iterator[dict[str, Any]]:

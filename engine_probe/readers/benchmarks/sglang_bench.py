@@ -68,7 +68,7 @@ class SglangBench:
             at_ns = end_ns + _BETWEEN_NS
             _say(document, name, notes)
         if options.start_ns is None:
-            notes.left_out.append("instants: the file tells none; it is laid from 2025-01-01, or from --start, on")
+            notes.assumed.append("instants: the file tells none; it is laid from 2025-01-01, or from --start, on")
 
 
 def _figures(document: Document) -> dict[str, float]:
@@ -79,12 +79,12 @@ def _figures(document: Document) -> dict[str, float]:
 
 def _say(document: Document, name: str, notes: Notes) -> None:
     if "ttfts" not in document:
-        notes.left_out.append(
+        notes.not_told.append(
             f"{name}: the file has no numbers of single requests; `--output-details` writes them. The tool's own "
             "figures are samples"
         )
     else:
-        notes.left_out.append(
+        notes.assumed.append(
             f"{name}: arrivals are not in the file; requests are laid evenly over the run in the order they were sent "
             "(label arrival=assumed). Request ids are not in it either, so nothing joins the engine's own rows"
         )

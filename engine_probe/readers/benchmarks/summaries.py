@@ -43,11 +43,11 @@ class Summary:
         at_ns = _ended_ns(facts)
         if at_ns is None:
             at_ns = shared.beginning(options)
-            notes.left_out.append("instants: the summary tells none; it is laid at 2025-01-01, or at --start")
+            notes.assumed.append("instants: the summary tells none; it is laid at 2025-01-01, or at --start")
         samples = figures(facts, self._tool, at_ns)
         if not samples:
             raise UnknownFormat(f"{path.name} is a summary without one metric: nothing was measured, or kept.")
-        notes.left_out.append(f"single requests: the summary has none. {_KEEP[self._tool]}")
+        notes.not_told.append(f"single requests: the summary has none. {_KEEP[self._tool]}")
         yield {"sample": table_from_rows("sample", samples)}
 
 

@@ -111,11 +111,11 @@ class _Run:
         if start_ns is not None:
             return start_ns
         if date_ns is None:
-            self._notes.left_out.append(
+            self._notes.assumed.append(
                 f"{self._name}: instants: the file has no date, its start is laid at 2025-01-01; give --start"
             )
             return ANCHOR_NS + position * 86_400_000_000_000
-        self._notes.left_out.append(
+        self._notes.assumed.append(
             f"{self._name}: instants: the run is laid to end at its 'date', a local time without zone that is read as "
             "UTC; distances in time are exact, give --start for the first request's instant"
         )
@@ -125,7 +125,7 @@ class _Run:
         starts = self._starts
         if starts is None or self.num_requests == 0:
             if self.num_requests:
-                self._notes.left_out.append(
+                self._notes.assumed.append(
                     f"{self._name}: arrivals: the file has no start_times, so {self.num_requests} requests are laid "
                     "evenly over the run (label arrival=assumed); durations are the tool's"
                 )
@@ -188,12 +188,12 @@ class _Run:
     def _say_what_is_missing(self) -> None:
         if self._ttfts is None:
             kept = f"{self.num_requests} latencies and nothing else" if self.num_requests else "nothing"
-            self._notes.left_out.append(
+            self._notes.not_told.append(
                 f"{self._name}: the file keeps {kept} of single requests; `vllm bench serve --save-result "
                 "--save-detailed` writes arrivals, TTFT, ITL, lengths and errors. The tool's own figures are samples"
             )
         elif self._document.get("request_id_prefix", str) is None:
-            self._notes.left_out.append(
+            self._notes.not_told.append(
                 f"{self._name}: request ids are not in the file; run with --request-id-prefix P and --metadata "
                 "request_id_prefix=P to join these requests to the engine's own rows"
             )
