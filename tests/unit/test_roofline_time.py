@@ -312,6 +312,15 @@ def test_nothing_is_computed_and_nothing_ends_by_itself() -> None:
     running.close()
 
 
+def test_a_worker_row_tells_what_is_modelled() -> None:
+    """Llama-3-70B on four H100: a quarter of its 141,107,412,992 bytes each; blocks of 16 tokens are 16 * 327,680 / 4 bytes."""
+    facts = executor(HARDWARE["h100"], "llama-3-70b", tp=4).worker_facts
+    assert facts["weights_bytes"] == 35_276_853_248
+    assert facts["kv_bytes_per_block"] == 1_310_720
+    named = [facts[name] for name in ("model", "dtype", "kv_dtype", "tp", "gpu_id")]
+    assert named == ["llama-3-70b", "bfloat16", "bfloat16", 4, "virtual-h100"]
+
+
 def test_blocks_are_what_the_memory_leaves() -> None:
     """H100 at 0.9: 71.68 GiB less 14.96 of weights, 0.9 of activations, 1 of runtime: 54.8 GiB of 2 MiB blocks."""
     plan = plan_memory(find_shape("llama-3.1-8b"), HARDWARE["h100"])

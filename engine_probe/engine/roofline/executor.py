@@ -6,13 +6,14 @@ each sequence's context grows by one a step, so step k takes first + k * growth,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 import numpy as np
 
 from engine_probe.engine.executor import StepPlan, StepResult
 from engine_probe.engine.roofline.hardware import Hardware
-from engine_probe.engine.roofline.memory import block_bytes_on_rank, plan_memory
+from engine_probe.engine.roofline.memory import activation_bytes, block_bytes_on_rank, plan_memory
 from engine_probe.engine.roofline.model_shape import ModelShape
 from engine_probe.engine.roofline.step_time import StepTime, causal_pairs, steps_until, total_of_steps
 from engine_probe.engine.sequence import Sequence
@@ -67,6 +68,7 @@ class RooflineExecutor:
         self._has_windows = any(window is not None for _, window in self._windows)
         self._move_s = self.block_bytes / hardware.host_bytes_per_s
         self._copy_s = 2 * self.block_bytes / hardware.bytes_per_s
+        self._activation_bytes = activation_bytes(shape, max_batch_tokens, max_seqs, tp=tp)
         self._fixed_of_batch: dict[int, float] = {}
 
     @property
@@ -83,6 +85,23 @@ class RooflineExecutor:
     def eos_token_ids(self) -> frozenset[int]:
         """None: tokens are only counted."""
         return NO_TOKENS
+
+    @property
+    def worker_facts(self) -> Mapping[str, object]:
+        """Columns of a `worker` row; bytes are of one rank, gpu_id names the hardware that is modelled."""
+        shape = self.times.shape
+        return {
+            "model": shape.name,
+            "dtype": shape.dtype,
+            "kv_dtype": shape.kv_dtype,
+            "kv_bytes_per_block": self.block_bytes,
+            "weights_bytes": -(-shape.weights_bytes // self.times.tp),
+            "activation_peak_bytes": self._activation_bytes,
+            "gpu_id": f"virtual-{self.times.hardware.name}",
+            "tp": self.times.tp,
+            "pp": 1,
+            "dp": 1,
+        }
 
     def close(self) -> None:
         """Nothing is held."""

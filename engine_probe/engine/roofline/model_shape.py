@@ -30,7 +30,7 @@ class ModelShape:
 
     intermediate      of one feed-forward layer, or of one expert
     experts, active_experts   1 and 1 for a dense model
-    element_bytes     of a weight; kv_bytes_per_token over all layers, exact
+    dtype, kv_dtype   of the weights and of the KV cache
     windows           (layers, tokens they keep; None: all) of the layers that attend
     layer_extra       parameters of one layer that are neither attention's nor feed-forward matrices: norms, biases, router
     max_context       what the config allows, tokens; None where it does not say
@@ -47,11 +47,21 @@ class ModelShape:
     is_tied: bool
     experts: int
     active_experts: int
-    element_bytes: int
-    kv_element_bytes: int
+    dtype: str
+    kv_dtype: str
     windows: tuple[tuple[int, int | None], ...]
     layer_extra: int
     max_context: int | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one weight."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_element_bytes(self) -> int:
+        """Of one element of a key or value."""
+        return DTYPE_BYTES[self.kv_dtype]
 
     @property
     def attention_parameters(self) -> int:
@@ -139,8 +149,8 @@ def model_shape(
         is_tied=bool(text.get("tie_word_embeddings", False)),
         experts=experts,
         active_experts=active,
-        element_bytes=_element_bytes(text, name, dtype),
-        kv_element_bytes=DTYPE_BYTES[attends.dtype],
+        dtype=_weight_dtype(text, name, dtype),
+        kv_dtype=attends.dtype,
         windows=tuple((group.num_layers, group.window) for group in attends.groups),
         layer_extra=_extra(text, hidden, heads, kv_heads, head_dim, experts),
         max_context=_count(text, name, "max_position_embeddings", 0) or None,
@@ -165,14 +175,14 @@ def _kv_heads(attends: KvGeometry, name: str) -> int:
     return int(heads.pop() or 0)
 
 
-def _element_bytes(text: Mapping[str, Any], name: str, dtype: str) -> int:
+def _weight_dtype(text: Mapping[str, Any], name: str, dtype: str) -> str:
     said = str(text.get("torch_dtype") or text.get("dtype") or "bfloat16") if dtype == "auto" else dtype
     said = said.removeprefix("torch.")
     if said not in DTYPE_BYTES:
         raise UsageError(
             f"weights of dtype '{said}' ({name}) are not known; known: {', '.join(DTYPE_BYTES)}", dtype=said
         )
-    return DTYPE_BYTES[said]
+    return said
 
 
 def _extra(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int) -> int:

@@ -1,0 +1,1 @@
+"""Several engines behind one router: what the router believes, and how it chooses."""
