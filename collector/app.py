@@ -71,7 +71,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         allowed_hosts=settings.server.allowed_hosts,
         loopback=loopback,
     )
-    app.openapi = partial(_openapi, app, token is not None)  # type: ignore[method-assign]
+    app.openapi = partial(_openapi, app, token is not None)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 

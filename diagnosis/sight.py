@@ -72,6 +72,6 @@ def _hide(facts: Facts, numbers: Sequence[str], instants: Sequence[str] = ()) ->
     requests = replace(
         r,
         numbers={name: values for name, values in r.numbers.items() if name not in numbers},
-        **dict.fromkeys(instants, unknown),  # type: ignore[arg-type]
+        **dict.fromkeys(instants, unknown),  # type: ignore[arg-type]  # the names are those of arrays
     )
     return replace(facts, requests=requests, visible=facts.visible - {f"request.{name}" for name in numbers})

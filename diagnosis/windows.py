@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -214,6 +214,6 @@ def _newest(store: Store, now_ns: int) -> int:
     return now_ns if newest > now_ns - 15 * MINUTE else int(newest) + 1
 
 
-def _known(runs: object) -> str:
-    names = list(runs)  # type: ignore[call-overload]
+def _known(runs: Iterable[str]) -> str:
+    names = list(runs)
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"

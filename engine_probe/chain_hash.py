@@ -27,6 +27,6 @@ def chain(token_ids: Sequence[int], block_size: int, salt: bytes, parent: int = 
     ids = np.asarray(token_ids, dtype="<i4")
     hashes = []
     for start in range(0, len(ids) - block_size + 1, block_size):
-        parent = block_hash(parent, ids[start : start + block_size], salt)  # type: ignore[arg-type]
+        parent = block_hash(parent, ids[start : start + block_size], salt)  # type: ignore[arg-type]  # an array of ids does as well
         hashes.append(parent)
     return hashes

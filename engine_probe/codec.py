@@ -72,7 +72,8 @@ def encode_arrow(tables: Mapping[str, pa.Table], compression: str | None = "lz4"
         stream = pa.schema([schema.field(name) for name in kept], metadata=schema.metadata)
         with pa.ipc.new_stream(out, stream, options=options) as writer:
             writer.write_table(table.select(kept))
-    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    body: bytes = out.getvalue().to_pybytes()
+    return body
 
 
 def decode_arrow(body: bytes | bytearray, max_decoded_bytes: int | None = None) -> Decoded:

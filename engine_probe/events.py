@@ -71,7 +71,7 @@ def _c(
     return Column(name, type_, doc, required, tuple(choices.split()), pairs, signed)
 
 
-S, I, U, F, B = "string", "int64", "uint64", "float64", "bool"  # noqa: E741
+S, I, U, F, B = "string", "int64", "uint64", "float64", "bool"  # noqa: E741  # as short as a column of a table needs them
 SPANS, MAP = "list<struct>", "map<string,string>"
 
 COMMON: Final = (

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.errors import InvalidRows
@@ -100,7 +101,7 @@ class Flusher:
         tables: dict[str, list[pa.Table]] = {}
         for part in _parts(steps):
             self._times.extend(part)
-            self._add(tables, "step", len(part), lambda part=part: self._steps(part))  # type: ignore[misc]
+            self._add(tables, "step", len(part), partial(self._steps, part))
         ready = [r for r in self._pending if is_last or not r.changes or r.stop_step <= self._times.stop]
         self._pending = [] if is_last else [r for r in self._pending if r.changes and r.stop_step > self._times.stop]
         if ready:
@@ -192,7 +193,7 @@ class Flusher:
         for kind, columns in rows:
             by_kind.setdefault(kind, []).append(columns)
         for kind, found in by_kind.items():
-            self._add(tables, kind, len(found), lambda kind=kind, found=found: self._rows(kind, found))  # type: ignore[misc]
+            self._add(tables, kind, len(found), partial(self._rows, kind, found))
 
     def _rows(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         from engine_probe.request_table import rows_table

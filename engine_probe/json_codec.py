@@ -133,7 +133,7 @@ def _field(kind: str, column: Column, strict: bool) -> tuple[str, Any] | tuple[s
         inner: Any = msgspec.defstruct(f"{kind}_{column.name}", parts, forbid_unknown_fields=strict, gc=False)
         type_ = list[inner] if column.type == "list<struct>" else inner
     elif column.type.startswith("list<"):
-        type_ = list[_TYPES[column.type[5:-1]]]  # type: ignore[misc]
+        type_ = list[_TYPES[column.type[5:-1]]]  # type: ignore[misc]  # a type made at run time
     else:
         type_ = _TYPES[column.type]
     return (column.name, type_) if column.required else (column.name, type_ | None, None)
@@ -141,7 +141,7 @@ def _field(kind: str, column: Column, strict: bool) -> tuple[str, Any] | tuple[s
 
 @cache
 def _document_decoder(strict: bool) -> msgspec.json.Decoder[Any]:
-    kinds: list[Any] = [(kind, list[row_struct(kind, strict, False)] | None, None) for kind in KINDS]  # type: ignore[misc]
+    kinds: list[Any] = [(kind, list[row_struct(kind, strict, False)] | None, None) for kind in KINDS]  # type: ignore[misc]  # likewise
     events = msgspec.defstruct("events", kinds, forbid_unknown_fields=True, gc=False)
     envelope = msgspec.defstruct("envelope", [("events", events), *_HEADER_FIELDS], kw_only=True, gc=False)
     return msgspec.json.Decoder(envelope)

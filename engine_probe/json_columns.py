@@ -5,6 +5,7 @@ Invariant: a None is a null, everything else keeps its value; a number that does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -72,8 +73,8 @@ def _misfit(kind: str, column: Column, values: Sequence[Any], first_row: int) ->
     """The refusal of the first value that its type cannot hold."""
     for row, value in enumerate(values, start=first_row):
         for scalar, type_ in _scalars(column, value):
-            low, high = _RANGES.get(type_, (None, None))
-            if low is not None and isinstance(scalar, int) and not low <= scalar <= high:  # type: ignore[operator]
+            low, high = _RANGES.get(type_, (-math.inf, math.inf))
+            if isinstance(scalar, int) and not low <= scalar <= high:
                 return invalid_rows(
                     f"is {scalar}, which does not fit {type_}",
                     kind=kind,

@@ -62,8 +62,8 @@ class Sampling:
         seed = np.uint64(self._draw(b"", b"block"))
         mixed = (block_hashes ^ seed) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-        kept: Any = (mixed ^ (mixed >> np.uint64(32))) <= np.uint64(self._bound)
-        return kept  # type: ignore[no-any-return]
+        kept: np.ndarray[Any, np.dtype[np.bool_]] = (mixed ^ (mixed >> np.uint64(32))) <= np.uint64(self._bound)
+        return kept
 
     def _draw(self, content: bytes, purpose: bytes) -> int:
         digest = blake2b(content, digest_size=8, key=self._salt[:64], person=purpose)

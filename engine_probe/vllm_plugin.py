@@ -51,7 +51,7 @@ else:
 log = logging.getLogger("vllm.kvscope")
 
 
-class KvscopeStatLogger(StatLoggerBase):  # type: ignore[misc]
+class KvscopeStatLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types where it is not installed
     """What vLLM instantiates, once for each data-parallel engine. Raises ProbeError only where vLLM is absent."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0, *_: Any, **__: Any) -> None:

@@ -36,7 +36,7 @@ class SeqRanges:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SeqRanges) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # changes, so it is no key
 
     def add(self, seq: int) -> None:
         """Put one number into the set; ValueError where it is there already."""

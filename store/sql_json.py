@@ -180,7 +180,8 @@ def _apply(convert: Callable[[Any], Any] | None, value: Any) -> Any:
 
 
 def _decimal(value: Decimal) -> Any:
-    if value == value.to_integral_value() and value.as_tuple().exponent >= 0:  # type: ignore[operator]
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= 0:
         whole = int(value)
         return whole if whole in _I64 else msgspec.Raw(str(whole).encode())
     return msgspec.Raw(f"{value:f}".encode())

@@ -66,10 +66,12 @@ def sql(
 def _statement(statement: str | None, file: Path | None) -> str:
     if (statement is None) == (file is None):
         raise UsageError('Give one statement: kvscope sql "SELECT ...", or kvscope sql --file FILE (- is stdin).')
+    if statement is not None and statement != "-":
+        return statement
     try:
-        if statement == "-" or file == Path("-"):
+        if file is None or file == Path("-"):
             return sys.stdin.read()
-        return statement if file is None else file.read_text(encoding="utf-8")  # type: ignore[return-value]
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The statement cannot be read from {file or 'stdin'}: {error}.") from error
 

@@ -9,7 +9,7 @@ samples under an engine's own names get the contract's, as there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,8 @@ from engine_probe.readers.source import CHUNK_ROWS, Notes, ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from engine_probe.codec import Decoded
 
 PARQUET: Final = (".parquet", ".pq")
 NDJSON: Final = (".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")
@@ -90,15 +92,14 @@ class EventFiles:
         if lines:
             yield self._decode(decode_ndjson, lines, path, start)
 
-    def _decode(self, decode: object, lines: list[bytes], path: Path, start: int) -> dict[str, pa.Table]:
-        from engine_probe.codec import Decoded
-
+    def _decode(
+        self, decode: Callable[[bytes], Decoded], lines: list[bytes], path: Path, start: int
+    ) -> dict[str, pa.Table]:
         try:
-            decoded = decode(b"\n".join(lines) + b"\n")  # type: ignore[operator]
+            decoded = decode(b"\n".join(lines) + b"\n")
         except KvscopeError as error:
             begin = "" if start == 1 else f" (counted from line {start})"
             raise InvalidRows(f"{error.message}{begin}", **error.facts) from error
-        assert isinstance(decoded, Decoded)
         for column, count in decoded.ignored_columns.items():
             self._ignored[column] = self._ignored.get(column, 0) + count
         return decoded.tables

@@ -32,7 +32,7 @@ def open_plain(path: Path) -> BinaryIO:
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic.startswith(_GZIP):
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # binary, by its mode
     if magic == _ZSTD:
         return _open_zstd(path)
     return path.open("rb")

@@ -225,7 +225,7 @@ def figures(facts: Document, tool: str, at_ns: int) -> list[dict[str, Any]]:
     """Mean and P99 of each metric of a summary (`{unit, avg, p99, ...}`) as samples."""
     numbers: dict[str, float] = {}
     units: dict[str, str] = {}
-    for key in facts.keys():  # noqa: SIM118
+    for key in facts.keys():  # noqa: SIM118  # a Document is no mapping
         metric = facts.part(key)
         if metric is None or "unit" not in metric:
             continue
