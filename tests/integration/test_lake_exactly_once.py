@@ -1,8 +1,7 @@
 """Two collectors, one catalog on a real PostgreSQL: a batch that reaches both is applied exactly once.
 
 In every round both writers have looked, found the batches new and written their rows before either may commit, so the
-catalog alone decides. A thousand identities are raced, five to a commit, since every commit costs two turns at the
-one snapshot id.
+catalog alone decides.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from store.lake_commit import Committed, LakeCommitter, install
 
 pytestmark = pytest.mark.server
 
-IDENTITIES = 1000
-A_COMMIT = 5
+RACES = 1000
 ROWS = 2
 T0 = 1_764_000_000 * 10**9
 
@@ -127,31 +125,32 @@ def check_each_once(url: str, num_batches: int, source: str = "probe") -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_thousand_identities_raced_by_two_writers_are_applied_once_each(
+def test_a_batch_raced_by_two_writers_is_applied_once_a_thousand_times(
     url: str, writers: tuple[LakeStore, LakeStore], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """No row is lost, none doubled; every round has one winner, and the loser was undone by the catalog."""
-    rounds = [[batch(seq) for seq in range(start, start + A_COMMIT)] for start in range(0, IDENTITIES, A_COMMIT)]
-    first, second = race(writers, [rounds, rounds])
-    check_each_once(url, IDENTITIES)
-    assert first.applied + second.applied == IDENTITIES
-    assert first.duplicates + second.duplicates == IDENTITIES
-    assert first.refused + first.retried + second.refused + second.retried >= len(rounds)
+    """No row is lost, none doubled; every race has one winner, and the loser was undone by the catalog."""
+    races = [[batch(seq)] for seq in range(RACES)]
+    first, second = race(writers, [races, races])
+    check_each_once(url, RACES)
+    assert first.applied + second.applied == RACES
+    assert first.duplicates + second.duplicates == RACES
+    assert first.refused + first.retried + second.refused + second.retried >= RACES
     assert first.refused + second.refused > 0
     record_property("refused", first.refused + second.refused)
     record_property("retried", first.retried + second.retried)
-    print(f"{len(rounds)} rounds of {A_COMMIT} identities: {first}, {second}")
+    print(f"{RACES} races: {first}, {second}")
     with psycopg.connect(LakeUrl.parse(url).dsn) as catalog:
         (named,) = catalog.execute("SELECT count(*) FROM ducklake_data_file").fetchone() or (0,)
     assert len(list((tmp_path / "data").rglob("*.parquet"))) == named  # an undone commit leaves no file behind
 
 
-def test_one_batch_at_a_time_is_raced_the_same_way(url: str, writers: tuple[LakeStore, LakeStore]) -> None:
-    """Twenty rounds of a single batch."""
-    rounds = [[batch(seq)] for seq in range(20)]
-    first, second = race(writers, [rounds, rounds])
-    check_each_once(url, 20)
-    assert (first.applied + second.applied, first.duplicates + second.duplicates) == (20, 20)
+def test_commits_of_several_batches_are_raced_the_same_way(url: str, writers: tuple[LakeStore, LakeStore]) -> None:
+    """Twenty commits of five batches: all five are the winner's, or none."""
+    races = [[batch(seq) for seq in range(start, start + 5)] for start in range(0, 100, 5)]
+    first, second = race(writers, [races, races])
+    check_each_once(url, 100)
+    assert (first.applied + second.applied, first.duplicates + second.duplicates) == (100, 100)
+    assert first.applied % 5 == 0
 
 
 def test_a_refused_commit_is_stripped_and_keeps_what_is_new(url: str, writers: tuple[LakeStore, LakeStore]) -> None:
