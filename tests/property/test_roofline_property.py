@@ -1,0 +1,91 @@
+"""The clock of virtual time against plain sums, over any steps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_probe.engine.executor import StepPlan
+from engine_probe.engine.roofline.executor import RooflineExecutor
+from engine_probe.engine.roofline.hardware import HARDWARE
+from engine_probe.engine.roofline.model_shape import find_shape
+from engine_probe.engine.roofline.step_time import StepTime, causal_pairs, steps_until, total_of_steps
+from engine_probe.engine.sampling_params import SamplingParams
+from engine_probe.engine.sequence import Sequence
+from engine_probe.engine.virtual_clock import VirtualClock
+
+whole = st.integers(0, 10_000)
+
+
+@given(st.integers(1, 50), st.integers(0, 20), st.integers(1, 80), st.integers(-10, 5000))
+def test_the_closed_form_begins_the_steps_that_counting_begins(first: int, growth: int, most: int, limit: int) -> None:
+    """Whole seconds, so that sums are exact: steps begin while the time so far is below the limit; one always does."""
+    ends, steps = 0, 0
+    while steps < most and (steps == 0 or ends < limit):
+        ends += first + steps * growth
+        steps += 1
+    assert steps_until(float(limit), float(first), float(growth), most) == steps
+    assert total_of_steps(steps, first, growth) == ends
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 200) | st.none())
+def test_pairs_are_what_counting_gives(start: int, number: int, window: int | None) -> None:
+    """Query p sees p + 1 keys, or its window."""
+    seen = (query + 1 if window is None else min(query + 1, window) for query in range(start, start + number))
+    assert causal_pairs(start, number, window) == sum(seen)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=20))
+def test_chunks_sum_to_the_whole(chunks: list[int]) -> None:
+    """However a prompt is cut, its pairs stay."""
+    starts = [sum(chunks[:index]) for index in range(len(chunks))]
+    assert sum(map(causal_pairs, starts, chunks)) == causal_pairs(0, sum(chunks))
+
+
+@given(whole, whole, whole, whole, st.sampled_from(["llama-3-8b", "mixtral-8x7b"]))
+def test_more_work_never_takes_less_time(tokens: int, more: int, keys: int, pairs: int, model: str) -> None:
+    """Tokens, keys and pairs each only add."""
+    times = StepTime(find_shape(model), HARDWARE["h100"])
+    less = times.parts(tokens, tokens, decode_keys=keys, prefill_pairs=pairs, prefill_keys=keys).total_s
+    for grown in (
+        times.parts(tokens + more, tokens, decode_keys=keys, prefill_pairs=pairs, prefill_keys=keys),
+        times.parts(tokens, tokens, decode_keys=keys + more, prefill_pairs=pairs, prefill_keys=keys),
+        times.parts(tokens, tokens, decode_keys=keys, prefill_pairs=pairs + more, prefill_keys=keys + more),
+    ):
+        assert grown.total_s >= less
+
+
+@given(
+    st.lists(st.integers(1, 9000), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.integers(0, 400_000_000),
+    st.sampled_from(["llama-3-8b", "mistral-7b-v0.1"]),
+    st.sampled_from([1.0, 3.0]),
+)
+def test_steps_at_once_and_one_by_one_are_one_run(
+    contexts: list[int], most: int, until_ns: int, model: str, slow: float
+) -> None:
+    """The same steps are done before an instant, and the clock ends at the same place (1 ns a step of rounding)."""
+
+    def made() -> tuple[RooflineExecutor, list[Sequence]]:
+        running = RooflineExecutor(find_shape(model), HARDWARE["h100"], VirtualClock(), slow_factor=slow)
+        return running, [
+            Sequence(f"r{i}", context, SamplingParams(), 0, num_computed=context, num_output=1)
+            for i, context in enumerate(contexts)
+        ]
+
+    single, sequences = made()
+    begins = []
+    while len(begins) < most and (not begins or single.clock.monotonic_ns() < until_ns):
+        begins.append(single.clock.monotonic_ns())
+        single.execute(StepPlan(decodes=sequences))
+        for sequence in sequences:
+            sequence.num_computed += 1
+    at_once, sequences = made()
+    result = at_once.execute(StepPlan(decodes=sequences), max_steps=most, until_ns=until_ns)
+    if result.steps != len(begins):  # a beginning within the rounding of the instant may fall on either side
+        assert abs(result.steps - len(begins)) == 1
+        border = begins[-1] if result.steps < len(begins) else single.clock.monotonic_ns()
+        assert abs(border - until_ns) <= most
+        return
+    assert abs(at_once.clock.monotonic_ns() - single.clock.monotonic_ns()) <= most
