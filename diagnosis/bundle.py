@@ -29,11 +29,12 @@ from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.events import KINDS
 from engine_probe.schema import conform
 from store.interface import Batch, Store, Window
+from store.lineage import PAST_NS
 from store.open import open_store
 
 FORMAT = 1
-LOOKBACK_NS = 3600 * 1_000_000_000
-"""What came before a live window and may still matter: marks, steps that began earlier."""
+LOOKBACK_NS = PAST_NS
+"""What came before a live window and may still matter: the life of blocks, marks, steps that began earlier."""
 MAX_BYTES = 4 << 30
 """Largest bundle that is read: its members together, and each table again when unpacked."""
 MAX_ROWS = 200_000_000
@@ -229,8 +230,8 @@ def _on_both_clocks(store: Store, window: Window, vantage: str) -> list[Window]:
 def _rows(store: Store, kind: str, spans: Sequence[Window]) -> pa.Table:
     """Rows of one kind behind both windows, each once.
 
-    Worker facts are slow, so all of them up to the end are taken; so is the life of the blocks that the windows' prompts
-    name, and every reset of a cache. Engine rows of a request may lie just outside the client's window.
+    Worker facts are slow, so all of them up to the end are taken. Engine rows of a request may lie just outside the client's
+    window, and the life of its blocks before it.
     """
     parts = []
     for run_id in dict.fromkeys(window.run_id for window in spans):
@@ -239,15 +240,7 @@ def _rows(store: Store, kind: str, spans: Sequence[Window]) -> pa.Table:
         ends = [w.end_ns for w in mine]
         until = None if None in ends else max(end for end in ends if end is not None) + JOIN_REACH_NS
         past = Window(None, until, run_id)
-        wanted = [_in_span(w, column) for w in mine]
-        if kind == "worker":
-            wanted = ["true"]
-        if kind == "block":
-            asked = [
-                f"block_hash IN (SELECT unnest(prompt_blocks) FROM request WHERE {condition})"
-                for condition in (_in_window(w) for w in mine)
-            ]
-            wanted += [*asked, "change = 'cleared'"]
+        wanted = ["true"] if kind == "worker" else [_in_span(w, column) for w in mine]
         table = store.rows(kind, past, where="(" + " OR ".join(wanted) + ")", order_by="at_ns")
         parts.append(conform(kind, table))
     return pa.concat_tables(parts)
@@ -261,11 +254,6 @@ def _in_span(window: Window, column: str) -> str:
     if window.end_ns is not None:
         bounds.append(f"{column} < {window.end_ns + JOIN_REACH_NS}")
     return "(" + (" AND ".join(bounds) or "true") + ")"
-
-
-def _in_window(window: Window) -> str:
-    scope = "run_id IS NULL" if window.run_id is None else "run_id = '" + window.run_id.replace("'", "''") + "'"
-    return f"{scope} AND {_in_span(window, 'arrival_ns')}"
 
 
 def _span(window: Window) -> Span:

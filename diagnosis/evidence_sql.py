@@ -14,7 +14,7 @@ from diagnosis.load_requests import SERVED_FIRST, reach
 from diagnosis.sampled import one_rate_sql, rate_of
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Window
-from store.lineage import ON_DEVICE
+from store.lineage import ON_DEVICE, past_of
 from store.metrics import count_sql
 from store.one_request import one_request_sql
 
@@ -117,12 +117,12 @@ def pool_sql(case: Case, facts: Facts) -> str:
 def lost_sql(case: Case, select: str, where: str = "true") -> str:
     """`select` over the prompt blocks that the suspect window missed although they had been stored before, a row a miss.
 
-    A lost block that was asked for again is stored twice, so only such blocks are looked at (as `store.lineage` does).
+    A lost block that was asked for again is stored twice, so only such blocks are looked at (as `store.lost_blocks` does).
     """
     facts, window, lineage = case.suspect, case.suspect_window, case.suspect.lineage
     worker = ", worker" if lineage is not None and lineage.by_worker else ""
     ahead_ns = facts.requests.engine_ahead_ns
-    past = case.sql_where(Window(None, moved(window, ahead_ns).end_ns, window.run_id), "at_ns")
+    past = case.sql_where(past_of(moved(window, ahead_ns)), "at_ns")
     missed = request_sql(
         case,
         facts,

@@ -14,7 +14,7 @@ from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
 from diagnosis.sampled import half_interval, rate_of, within
 from diagnosis.spent import COLD_PERIOD_S
 from store.interface import Store, Window
-from store.lineage import block_rate, cache_resets
+from store.lineage import block_rate, cache_resets, past_of
 from store.lost_blocks import Stored, evictions_of, lost_blocks, stored_twice, what_rows_tell
 
 ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
@@ -59,8 +59,7 @@ def lineage(
     store: Store, window: Window, requests: RequestFacts, asked: pa.Table, stored: Stored, size: int
 ) -> LineageFacts:
     """Missed full blocks by what had become of them. `asked`: rows of the same requests, in their order."""
-    past = Window(None, window.end_ns, window.run_id)
-    rate = block_rate(store, past) or 1.0
+    rate = block_rate(store, past_of(window)) or 1.0
     counts, misses = lost_blocks(store, stored, asked, size, ALL if rate < 1.0 else WORST)
     seen = counts.astype(np.float64) * size
     full = np.floor(np.nan_to_num(requests.get("prompt_tokens")) / size) * size

@@ -7,7 +7,7 @@ aggregation adds them in any order and a verdict must not depend on it. What bec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -39,10 +39,22 @@ def window_sql(window: Window, column: str, prefix: str = "") -> tuple[str, list
 
 ON_DEVICE = "coalesce(tier, 'device') = 'device'"
 
+PAST_NS: Final = 3_600_000_000_000
+"""How long before a window a block may have been stored and still be missed by it as lost, not as new."""
+
+
+def past_of(window: Window) -> Window:
+    """The window and the hour before it: what can have become of the blocks that it misses. Of a whole run all there is.
+
+    Bounded, so that the cost follows the window and not the history, and so that of two windows neither remembers more.
+    """
+    start = None if window.start_ns is None else window.start_ns - PAST_NS
+    return Window(start, window.end_ns, window.run_id)
+
 
 def cache_resets(store: Store, window: Window) -> pa.Table:
-    """Resets of a cache up to the end of the window: worker, at_ns."""
-    scope, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    """Resets of a cache in the window and its past: worker, at_ns."""
+    scope, params = window_sql(past_of(window), "at_ns")
     return store.query(f"SELECT worker, at_ns FROM block WHERE {scope} AND change = 'cleared' ORDER BY at_ns", params)
 
 

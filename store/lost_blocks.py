@@ -6,8 +6,8 @@ for and found, and by when it arrived: a block was there to be lost if it had be
 for itself.
 
 A lost block that was asked for again is stored twice, so only blocks that were stored at least twice can be lost. Blocks are
-looked up from the run's (or the live store's) whole past, not only from inside the window. Arrays in place of a join in SQL:
-a fifth of the work over millions of events.
+looked up from the hour before the window too (`lineage.past_of`): what was stored earlier and is missed now counts as new.
+Arrays in place of a join in SQL: a fifth of the work over millions of events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from store.interface import Store, Window
 from store.key_index import CHUNK, U64, KeyIndex
-from store.lineage import ON_DEVICE, window_sql
+from store.lineage import ON_DEVICE, past_of, window_sql
 
 I64 = NDArray[np.int64]
 
@@ -41,8 +41,8 @@ class Stored:
 
 
 def stored_twice(store: Store, window: Window, *, by_worker: bool) -> Stored:
-    """Blocks that were stored at least twice up to the end of the window. `by_worker`: by the same worker."""
-    scope, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    """Blocks that were stored at least twice in the window and its past. `by_worker`: by the same worker."""
+    scope, params = window_sql(past_of(window), "at_ns")
     key = f"xor(block_hash, {_KEY_OF_WORKER})" if by_worker else "block_hash"
     table = store.query(
         f"SELECT {key} AS key, at_ns FROM block WHERE {scope} AND change = 'stored' AND {ON_DEVICE} AND block_hash IS NOT NULL",
@@ -109,8 +109,8 @@ def lost_blocks(
 
 
 def evictions_of(store: Store, window: Window, block_hashes: Sequence[int]) -> pa.Table:
-    """Evictions of these blocks up to the end of the window: worker ('' where unknown), block_hash, at_ns; in no order."""
-    scope, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    """Evictions of these blocks in the window and its past: worker ('' where unknown), block_hash, at_ns; in no order."""
+    scope, params = window_sql(past_of(window), "at_ns")
     wanted = ", ".join(str(int(h)) for h in block_hashes) or "NULL"
     # few rows have these hashes, so the tier is asked of those alone
     found = store.query(

@@ -16,7 +16,8 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
     """Prompt blocks were computed, pushed out of the cache, and asked for again: their prefill was paid twice.
 
     Why: the reuse gap of a prefix is longer than the time a block stays in the cache, because live requests and other prefixes
-    need the room. Counted by lineage: a miss is joined to the eviction of the very block it missed.
+    need the room. Counted by lineage: a miss is joined to the eviction of the very block it missed. Of a live window the hour
+    before it counts too: what was stored earlier is taken for new.
 
     Refuted by: missed blocks that had never been stored (new prompts); evicted blocks that nobody asked for again.
 
@@ -36,7 +37,7 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
     if lineage is not None:
         if lineage.evicted_blocks == 0:
             return Excluded(
-                f"of the prompt blocks that were missed none had been stored before ({number(totals.evicted if totals else 0)} blocks "
+                f"of the prompt blocks that were missed none had been stored before{_how_far(case)} ({number(totals.evicted if totals else 0)} blocks "
                 f"were evicted in the {case.suspect_word}, but nobody asked for them again)"
             )
         evidence += _by_lineage(case, lineage)
@@ -79,6 +80,10 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
                 )
             )
     return Claim(evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), strength)
+
+
+def _how_far(case: Case) -> str:
+    return "" if case.suspect_window.start_ns is None else ", in the window or the hour before it"
 
 
 def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:

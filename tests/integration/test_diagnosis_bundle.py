@@ -28,6 +28,7 @@ from tests.simulate import T0_NS, Rows, Setup
 
 HOUR = 3600.0
 LENGTH_S = 30.0
+MINUTE_NS = 60_000_000_000
 """Windows are the first 30 s of a run of 200 requests at 5 a second: about 150 requests, the rest lies beyond them."""
 
 
@@ -45,9 +46,10 @@ def simulated() -> dict[str, Rows]:
 @pytest.fixture(scope="module")
 def store(simulated: dict[str, Rows], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Both as runs, and as live traffic with a client whose clock is 2 s ahead: the squeezed hours three hours later, and
-    five hours of other traffic before both, whose blocks the later prompts find again."""
+    other traffic five hours and half an hour before, whose blocks the later prompts find again."""
     live = [
         shifted(simulated["squeeze"], -5 * HOUR),
+        shifted(simulated["squeeze"], 2.5 * HOUR),
         with_client(simulated["base"], skew_s=2.0),
         with_client(shifted(simulated["squeeze"], 3 * HOUR), skew_s=2.0),
     ]
@@ -88,7 +90,7 @@ def written(store: Store, path: Path, windows: tuple[Window, Window], **asked: A
 def test_another_machine_comes_to_the_identical_verdict(
     store: Store, tmp_path: Path, windows: tuple[Window, Window], asked: dict[str, Any]
 ) -> None:
-    """Every key of the document is equal, whatever was asked; lineage of blocks stored hours before travels with it."""
+    """Every key of the document is equal, whatever was asked; lineage of blocks stored half an hour before travels with it."""
     path = tmp_path / "incident.zip"
     verdict = written(store, path, windows, **asked)
     assert bundle.diagnose(path).to_dict() == verdict.to_dict()
@@ -96,14 +98,16 @@ def test_another_machine_comes_to_the_identical_verdict(
 
 
 def test_only_what_matters_travels(store: Store, tmp_path: Path) -> None:
-    """The requests of five hours before are not copied; the life of the blocks that were asked for again is."""
+    """What lies in the hour before a window is copied, the life of its blocks among it; what is older is not."""
     path = tmp_path / "incident.zip"
     written(store, path, LIVE)
     _, _, tables = bundle.read(path)
-    oldest = {kind: min(tables[kind].column("at_ns").to_pylist()) for kind in ("request", "step", "block")}
-    assert oldest["request"] >= LIVE[0].start_ns - bundle.LOOKBACK_NS  # type: ignore[operator]
-    assert oldest["step"] >= LIVE[0].start_ns - bundle.LOOKBACK_NS  # type: ignore[operator]
-    assert oldest["block"] < LIVE[0].start_ns - bundle.LOOKBACK_NS  # type: ignore[operator]
+    spans = [(w.start_ns - bundle.LOOKBACK_NS, w.end_ns + bundle.JOIN_REACH_NS) for w in LIVE]  # type: ignore[operator]
+    for kind in ("request", "step", "block"):
+        told = tables[kind].column("at_ns").to_pylist()
+        assert all(any(first <= at < last for first, last in spans) for at in told), kind
+    half_an_hour_before = round(2.5 * HOUR * 1e9) + T0_NS
+    assert any(at < half_an_hour_before + MINUTE_NS for at in told if at >= half_an_hour_before)
 
 
 def test_windows_that_were_chosen_are_not_chosen_again(store: Store, tmp_path: Path) -> None:

@@ -168,12 +168,26 @@ def test_nothing_stored_twice_is_nothing_lost(store: Store) -> None:
     assert facts.lineage.worst == []
 
 
-def test_the_past_before_the_window_counts_and_its_future_does_not(store: Store) -> None:
-    """Stored an hour before the window and again in it; what is stored after the window's end is not looked at."""
-    put(store, [asked("a", 5.0, [7])], happened((-3600.0, "stored", 7), (6.0, "stored", 7), (200.0, "stored", 9)))
+def test_the_hour_before_the_window_counts_and_its_future_does_not(store: Store) -> None:
+    """7 was stored an hour before the window and again in it, 8 a second too early; what is stored after the end is not looked at."""
+    long_ago = happened((-3600.0, "stored", 7), (-3601.0, "stored", 8), (-3601.0, "evicted", 7))
+    put(
+        store,
+        [asked("a", 5.0, [7, 8])],
+        [*long_ago, *happened((6.0, "stored", 7), (6.0, "stored", 8), (200.0, "stored", 9))],
+    )
     found = stored_twice(store, WINDOW, by_worker=False)
     assert found.index.keys.tolist() == [7]
     assert found.first_ns.tolist() == [T0 - 3600 * NS]
+    assert evictions_of(store, WINDOW, [7]).num_rows == 0
+    assert tokens(load(store, WINDOW, "suspect", "engine")) == ([16.0], [16.0], [0.0])
+
+
+def test_of_a_run_all_there_is_counts(store: Store) -> None:
+    """A run without an end or a beginning is read whole, whatever lies hours apart in it."""
+    blocks = happened((-9000.0, "stored", 7), (-8000.0, "evicted", 7), (6.0, "stored", 7), run_id="exp")
+    put(store, [asked("a", 5.0, [7], run_id="exp")], blocks)
+    assert stored_twice(store, Window(run_id="exp"), by_worker=False).first_ns.tolist() == [T0 - 9000 * NS]
 
 
 @pytest.mark.parametrize("num_keys", [0, 1, 50, 20_000, 500_000])
