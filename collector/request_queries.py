@@ -181,7 +181,7 @@ def _read_cursor(wanted: RequestFilter) -> list[Any]:
                 or (isinstance(value, int) and value not in _I64)
             ):
                 raise ValueError("not the parts of a place")
-    except (binascii.Error, msgspec.DecodeError, ValueError, TypeError, UnicodeError, IndexError) as error:
+    except (binascii.Error, msgspec.DecodeError, RecursionError, ValueError, TypeError, IndexError) as error:
         raise UsageError("the cursor is none that this API gave; start without one", cursor=text[:100]) from error
     if (sort, descending) != (wanted.sort, wanted.descending):
         raise UsageError(f"the cursor belongs to another order ({sort}); start without one", cursor=text[:100])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnosis.block_cache import BlockTrace, block_trace
 from diagnosis.capacity import CapacityPoint, hit_rate_curve
+from engine_probe.digits import whole_number
 from engine_probe.errors import DiagnosisError
 from store.interface import Window
 from store.lineage import window_sql
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 REQUEST_COLUMNS = ("worker", "vantage", "arrival_ns", "prompt_tokens", "prompt_blocks", "labels")
 WORKER_COLUMNS = ("worker", "at_ns", "block_size", "num_blocks")
+SESSION = "session_id"
+"""Read where it is there: routing by session asks for it, capacity alone does not."""
 VANTAGES = ("client", "router", "engine")
+MAX_BLOCK_TOKENS: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class CacheLoad:
     arrival_s     [num_requests] seconds after the first request
     input_tokens  [num_requests] NaN where unknown
     num_blocks    blocks the worker really has
+    sessions      [num_requests] names of the sessions, None where unknown
     """
 
     worker: str | None
@@ -48,20 +53,21 @@ class CacheLoad:
     input_tokens: npt.NDArray[np.float64]
     block_tokens: int | None
     num_blocks: int | None
+    sessions: list[str | None]
 
 
 def stored_requests(store: Store, window: Window) -> tuple[pa.Table, pa.Table]:
     """(requests that name their prompt blocks, workers) of a window, as `cache_loads` takes them; each request once."""
     condition, params = window_sql(window, "arrival_ns")
     named = f"{condition} AND prompt_blocks IS NOT NULL"
-    requests = one_requests(store, named, params, REQUEST_COLUMNS, order_by="arrival_ns")
+    requests = one_requests(store, named, params, (*REQUEST_COLUMNS, SESSION), order_by="arrival_ns")
     return requests, store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
 
 
 def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[CacheLoad]:
     """One load a worker, in order of name. Raises DiagnosisError where no row names its prompt blocks.
 
-    requests  columns REQUEST_COLUMNS, any order of rows; rows without prompt_blocks are left out
+    requests  columns REQUEST_COLUMNS (session_id may be there), any order of rows; rows without prompt_blocks are left out
     workers   columns WORKER_COLUMNS, or None
     """
     import pyarrow as pa
@@ -94,9 +100,19 @@ def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[Cac
                 rows.column("prompt_tokens").cast(pa.float64()).fill_null(float("nan")).to_numpy(),
                 facts.get("block_size") or _block_tokens(labels),
                 facts.get("num_blocks"),
+                rows.column(SESSION).to_pylist() if SESSION in rows.column_names else [None] * rows.num_rows,
             )
         )
     return loads
+
+
+def pooled_load(requests: pa.Table) -> CacheLoad:
+    """All requests as one load in order of arrival, whoever served them. Raises DiagnosisError as `cache_loads` does."""
+    import pyarrow as pa
+
+    place = requests.column_names.index("worker")
+    [load] = cache_loads(requests.set_column(place, "worker", pa.nulls(requests.num_rows, pa.string())))
+    return load
 
 
 def curve_over(loads: Sequence[CacheLoad], policy: str, sizes: Sequence[int | None]) -> list[CapacityPoint]:
@@ -118,4 +134,4 @@ def _block_tokens(labels: Sequence[dict[str, str]]) -> int | None:
     """Tokens in a block, where the trace itself says so in a label."""
     said = {label.get("block_tokens") for label in labels}
     text = said.pop() if len(said) == 1 else None
-    return int(text) if text and text.isdigit() else None
+    return whole_number(text, MAX_BLOCK_TOKENS) if text else None

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine_probe.digits import whole_number
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 Obj = NDArray[np.object_]
+MAX_SEATS: Final = 1 << 30
 
 
 def rows_by_code(codes: I64, num_codes: int) -> list[I64]:
@@ -141,7 +144,7 @@ class WorkerFacts:
     def seats(self) -> int | None:
         """Requests it may run at once (vLLM: max_num_seqs)."""
         value = self.flags.get("max_num_seqs")
-        return int(value) if value is not None and value.isdecimal() and int(value) > 0 else None
+        return (whole_number(value, MAX_SEATS) or None) if value is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from engine_probe.adapters.vllm import normalise_request_id
+from engine_probe.digits import whole_number
 from engine_probe.vllm_facts import ENGINE, Geometry, attribute, seconds, whole, word
 
 STATES: Final = {
@@ -236,8 +237,9 @@ def _reason(value: Any) -> str | None:
     if value is None:
         return None
     text = str(value).lower()
+    number = whole_number(text, len(_REASONS_BY_NUMBER) - 1)
     if text.isdigit():
-        return _REASONS_BY_NUMBER[int(text)] if int(text) < len(_REASONS_BY_NUMBER) else text
+        return text if number is None else _REASONS_BY_NUMBER[number]
     return text.rpartition(".")[2]
 
 

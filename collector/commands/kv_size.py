@@ -75,7 +75,7 @@ def _load(config: str) -> tuple[str, str, dict[str, Any]]:
         return name, SOURCE, fields
     try:
         fields = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UsageError(f"{path} holds no JSON object, so it is no model's config.json")

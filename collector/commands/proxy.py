@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
+from engine_probe.digits import whole_number
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def _address(text: str, *, allow_remote: bool) -> tuple[str, int]:
     """`HOST:PORT`, `[::1]:PORT`, `PORT` -> host and port. Raises UsageError."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+    number = whole_number(port, 65_535)
+    if number is None:
         raise UsageError(f"--listen is {text!r}; expected HOST:PORT, such as {DEFAULT_LISTEN}.")
     try:
         is_here = ipaddress.ip_address(host).is_loopback
@@ -157,7 +159,7 @@ def _address(text: str, *, allow_remote: bool) -> tuple[str, int]:
             f"--listen {text} lets other machines reach the upstreams through this proxy; say --allow-remote if that is "
             "wanted. Keys are checked by the upstreams alone."
         )
-    return host, int(port)
+    return host, number
 
 
 def _welcome(url: str, options: ProxyOptions, target: str) -> list[str]:

@@ -12,6 +12,7 @@ from engine_probe.adapters.adapter import Adapter, Discovery, Surroundings
 from engine_probe.adapters.provides import Provides
 from engine_probe.attach.fetch import EngineClient
 from engine_probe.attach.find import find_engine
+from engine_probe.attach.kv_link import endpoints_from_sources, is_reachable
 
 AREA: Final = "engine"
 _OUTSIDE: Final = frozenset(("client", "log"))
@@ -27,6 +28,7 @@ class Sight:
     seen: Discovery
     sources: tuple[str, ...]
     allows: Judgeable
+    around: Surroundings = field(default_factory=Surroundings)
     next_source: Provides | None = None
     would_add: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -47,10 +49,22 @@ def look_at_engine(client: EngineClient) -> Sight:
         seen=seen,
         sources=sources,
         allows=judgeable(names),
+        around=_around(seen, client.host),
         next_source=next((one for one in closed if one.source == best), None),
         would_add=adds.get(best, ()) if best is not None else (),
         facts=adapter.facts(page, seen).get("0", {}),
     )
+
+
+def _around(seen: Discovery, host: str) -> Surroundings:
+    """What `attach` would find beside the page: whether the KV events that the engine tells of can be reached from here."""
+    endpoints = endpoints_from_sources(seen.kv_sources or {}, host)
+    closed = [endpoint.address for endpoint in endpoints if not endpoint.bind and not is_reachable(endpoint.address)]
+    if closed:
+        text = f"KV events are on, but {', '.join(closed)} cannot be reached from here: a firewall, or an address of theirs"
+        return Surroundings(kv_error=text)
+    links = [f"{'the engine connects to' if one.bind else 'published at'} {one.address}" for one in endpoints]
+    return Surroundings(kv_links=links, has_replay=all(one.replay for one in endpoints))
 
 
 def checks_of(sight: Sight) -> Iterator[Check]:
@@ -58,7 +72,7 @@ def checks_of(sight: Sight) -> Iterator[Check]:
     version = sight.seen.version or "of unknown version"
     facts = {key: value for key, value in sight.facts.items() if value not in (None, {}) and key != "flags"}
     yield Check(AREA, sight.url, "ok", f"{sight.adapter.title} {version}", facts=facts)
-    for line in sight.adapter.lines(sight.seen, Surroundings()):
+    for line in sight.adapter.lines(sight.seen, sight.around):
         yield Check(AREA, line.subject, "ok" if line.seen else "note", line.text)
     yield _verdicts(sight.allows)
     if sight.next_source is not None:

@@ -135,6 +135,8 @@ class Adapter(ABC):
     metrics_path: ClassVar[str] = "/metrics"
     metrics_flag: ClassVar[str] = ""
     """The setting without which there is no metrics page; empty where it is always there."""
+    metrics_port: ClassVar[str] = ""
+    """Where its page is, if that is not where it serves."""
     guide: ClassVar[str]
     """Its page in docs."""
     serves: ClassVar[bool] = True
@@ -149,9 +151,15 @@ class Adapter(ABC):
 
     def page(self, client: Client, parser: PageParser) -> Page:
         """One scrape. Raises EngineUnreachable, UnknownFormat, UsageError."""
-        hint = f"Start {self.title} with {self.metrics_flag}." if self.metrics_flag else ""
-        body, content_type = client.metrics(self.metrics_path, hint=hint)
+        body, content_type = client.metrics(self.metrics_path, hint=self.page_hint())
         return parser.parse(body, content_type)
+
+    def page_hint(self) -> str:
+        """What to do where the address that was given has no such page."""
+        if self.metrics_flag:
+            return f"Start {self.title} with {self.metrics_flag}."
+        where = f" It is on {self.metrics_port}." if self.metrics_port else ""
+        return f"Is this the port where {self.title} shows its metrics?{where} See {self.guide}."
 
     def discover(self, client: Client, page: Page) -> Discovery:
         """Ask the slow endpoints: after connecting, and after each restart."""

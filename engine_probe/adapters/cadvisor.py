@@ -202,7 +202,7 @@ class CadvisorAdapter(HostAdapter):
         try:
             body, content_type = client.metrics(paths[0])
         except UnknownFormat:
-            body, content_type = client.metrics(paths[1])
+            body, content_type = client.metrics(paths[1], hint=self.page_hint())
         return parser.parse(body, content_type)
 
     def version_of(self, page: Page) -> str | None:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Final
 
 from engine_probe.adapters.metric_names import Row, deltas
+from engine_probe.digits import whole_number
 
 MIN_THROTTLED: Final = 0.01
 """Share of the interval from which held-down clocks count. Power capping below that is how a GPU is driven."""
@@ -29,6 +30,7 @@ MIN_RESENT: Final = 0.01
 MIN_SEGMENTS: Final = 100.0
 MIN_DROPS_PER_S: Final = 10.0
 FULL_LINK: Final = 0.9
+MAX_XID: Final = 1_000_000
 
 XID_WORDS: Final = {
     13: "graphics engine exception, mostly the program's fault",
@@ -209,10 +211,11 @@ def _xids(numbers: Numbers) -> list[HostReason]:
     for key, points in numbers.of("gpu_xid_errors_total").items():
         xid = dict(key).get("xid", "")
         gpu = tuple(pair for pair in key if pair[0] != "xid")
-        if not xid.isdecimal() or any(event[1:] == (gpu, int(xid)) for event in events):
+        code = whole_number(xid, MAX_XID)
+        if code is None or any(event[1:] == (gpu, code) for event in events):
             continue
         steps = zip(points[1:], deltas(value for _, value in points), strict=True)
-        events += [(at_s, gpu, int(xid)) for (at_s, _), step in steps if step > 0]
+        events += [(at_s, gpu, code) for (at_s, _), step in steps if step > 0]
     if not events:
         return []
     at_s, gpu, code = min(events)

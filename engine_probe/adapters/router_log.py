@@ -21,6 +21,11 @@ from engine_probe.adapters.vllm import normalise_request_id
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP: Final = re.compile(r"^\s*(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d{1,9})?Z?")
 _SGLANG: Final = re.compile(r'request_id="(?P<id>[^"]{1,256})"[^}]*\}: .*?Sending request url=(?P<url>\S{1,512})')
+_SGLANG_POLICY: Final = re.compile(
+    r"Starting router on [^|]{1,256}\|.{0,8192}\| policy: (?P<policy>[A-Z][A-Za-z]{1,63})"
+)
+_SGLANG_ASSIGNED: Final = re.compile(r"Assigning policy (?P<policy>[a-z][a-z_]{1,63}) to new model ")
+_WORD_EDGE: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _HASHED: Final = re.compile(
     r"Consistent hash routing: key='header:x-request-id:(?P<id>[^']{1,256})' -> worker='(?P<url>[^']{1,512})'"
 )
@@ -63,14 +68,30 @@ class RouterLog(ABC):
 
 
 class SglangRouterLog(RouterLog):
-    """sglang-router at `--log-level debug`: the span of each line names the request, retries are further decisions."""
+    """sglang-router at `--log-level debug`: the span of each line names the request, retries are further decisions.
+
+    Its start-up line names the policy; models may have others (`Assigning policy`), and then it is not told.
+    """
+
+    def __init__(self, router: str) -> None:
+        super().__init__(router)
+        self._policies: set[str] = set()
 
     def decision(self, line: str) -> dict[str, Any] | None:
+        if "policy" in line:
+            self._learn_policy(line)
         match = _SGLANG.search(line)
         at_ns = instant(line)
         if match is None or at_ns is None:
             return None
         return {"at_ns": at_ns, "request_id": normalise_request_id(match["id"]), "chosen": worker_of_url(match["url"])}
+
+    def _learn_policy(self, line: str) -> None:
+        if (named := _SGLANG_POLICY.search(line)) is not None:
+            self._policies = {_WORD_EDGE.sub("_", named["policy"]).lower()}
+        elif (assigned := _SGLANG_ASSIGNED.search(line)) is not None:
+            self._policies.add(assigned["policy"])
+        self.policy = next(iter(self._policies)) if len(self._policies) == 1 else None
 
 
 class VllmRouterLog(RouterLog):

@@ -48,8 +48,12 @@ SGLANG_PROVIDES: Final = (
         engine="sglang-router",
         source="log",
         needs="`--log-level debug`, and its output in a file that `attach --log` reads",
-        names=names("route: at_ns request_id router chosen"),
-        caveats={"route.at_ns": _SECONDS, "route.request_id": "a retry is a further decision for the same id"},
+        names=names("route: at_ns request_id router policy chosen"),
+        caveats={
+            "route.at_ns": _SECONDS,
+            "route.request_id": "a retry is a further decision for the same id",
+            "route.policy": "from its start-up lines, where all its models have the same",
+        },
     ),
 )
 VLLM_PROVIDES: Final = (
@@ -77,6 +81,7 @@ class RouterAdapter(Adapter):
     """What both have in common."""
 
     guide = "docs/engines/routers.md"
+    metrics_port = "--prometheus-port (29000), not on the port that serves requests"
     decisions: ClassVar[str]
     """The metric that counts decisions by worker and policy."""
 

@@ -19,6 +19,7 @@ from engine_probe.adapters.metric_names import MetricNames
 from engine_probe.adapters.prometheus import Page
 from engine_probe.adapters.sglang_provides import PROVIDES
 from engine_probe.adapters.vllm import worker_name
+from engine_probe.digits import port_number
 
 ENGINE: Final = "sglang"
 
@@ -241,13 +242,14 @@ def binds(endpoint: str) -> bool:
 def _offset(endpoint: str, rank: int) -> str:
     """tcp port + rank, as SGLang does it."""
     head, _, port = endpoint.rpartition(":")
-    return f"{head}:{int(port) + rank}" if rank and port.isdecimal() else endpoint
+    number = port_number(port)
+    return f"{head}:{number + rank}" if rank and number is not None else endpoint
 
 
 def _config(text: Any) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text) if isinstance(text, str) else text
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -52,6 +52,8 @@ def _blocks(seen: Discovery, around: Surroundings) -> Line:
     if seen.kv_sources is None:
         text = f"/server_info does not answer: start SGLang with {EVENTS_FLAG} and give --kv-events tcp://*:5557"
         return Line("blocks", False, text)
+    if seen.kv_sources:
+        return Line("blocks", False, "SGLang tells a KV-event endpoint that is none: give --kv-events yourself")
     return Line("blocks", False, f"KV events are off: start SGLang with {EVENTS_FLAG}")
 
 

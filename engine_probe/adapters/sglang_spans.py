@@ -51,7 +51,7 @@ def _reason(text: Any) -> str | None:
     """SGLang writes the list as JSON text: `["length"]`."""
     try:
         found = msgspec.json.decode(text, type=list[str]) if isinstance(text, str) else []
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     return found[0] if found else None
 

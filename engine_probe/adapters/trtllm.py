@@ -80,10 +80,9 @@ class TrtllmAdapter(Adapter):
             body, content_type = client.metrics(self.metrics_path)
             return parser.parse(body, content_type)
         except UnknownFormat:
-            if isinstance(client.json("/steady_clock_offset"), dict):
+            if steady_offset(client) is not None:
                 return Page([Sample(_UP_SERIES, 1.0, None)], {}, {}, False)
-        hint = f"Start {self.title} with {self.metrics_flag}."
-        return parser.parse(*client.metrics(ITERATIONS, hint=hint))
+        return parser.parse(*client.metrics(ITERATIONS, hint=self.page_hint()))
 
     def discover(self, client: Client, page: Page) -> Discovery:
         version = client.json("/version")

@@ -60,6 +60,8 @@ def _blocks(discovery: Discovery, kv_links: Sequence[str], kv_error: str | None,
     if discovery.kv_sources is None:
         text = f"this release does not tell its KV-event endpoint: start it with {EVENTS_FLAG} and give --kv-events tcp://*:5557"
         return Line("blocks", False, text)
+    if discovery.kv_sources:
+        return Line("blocks", False, "the engine tells a KV-event endpoint that is none: give --kv-events yourself")
     return Line("blocks", False, f"KV events are off: start the engine with {EVENTS_FLAG}")
 
 

@@ -54,6 +54,8 @@ def _why(client: EngineClient, pages: dict[str, Page | UnknownFormat]) -> str:
         )
     page = pages.get("/metrics")
     if isinstance(page, Page):
-        some = ", ".join(sorted(page.names())[:3]) or "nothing"
+        some = ", ".join(sorted(page.names())[:3])
+        if not some:
+            return f"{url}/metrics is empty: it has no series. The engine may be starting, or its statistics are off."
         return f"{url}/metrics is a Prometheus page of something that kvscope does not know (it has {some}, ...)."
     return page.message if page is not None else f"{url} has no metrics page."

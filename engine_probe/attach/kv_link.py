@@ -17,11 +17,13 @@ from typing import Any, Final
 
 import zmq
 
+from engine_probe.digits import port_number, whole_number
 from engine_probe.errors import EngineUnreachable, UsageError
 
 END_SEQ: Final = (1 << 64) - 1
 RECEIVE_HWM: Final = 200_000
 REPLAY_TIMEOUT_S: Final = 5.0
+MAX_RANK: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def endpoints_from_sources(sources: Mapping[str, Any], host: str) -> list[KvEndp
     """
     found = []
     for rank, config in sources.items():
-        if not isinstance(config, Mapping) or not isinstance(config.get("endpoint"), str) or not str(rank).isdigit():
+        number = whole_number(str(rank), MAX_RANK)
+        if number is None or not isinstance(config, Mapping) or not isinstance(config.get("endpoint"), str):
             continue
         replay = config.get("replay_endpoint")
         endpoint, told = config["endpoint"], config.get("bind")
@@ -58,7 +61,7 @@ def endpoints_from_sources(sources: Mapping[str, Any], host: str) -> list[KvEndp
                 bind=bind,
                 replay=_reachable(replay, host) if isinstance(replay, str) else None,
                 topic=str(config.get("topic") or ""),
-                rank=int(rank),
+                rank=number,
             )
         )
     return sorted(found, key=lambda endpoint: endpoint.rank)
@@ -120,13 +123,28 @@ def open_subscriber(context: zmq.Context[Any], endpoint: KvEndpoint) -> tuple[zm
                 return sub, f"connected to {endpoint.address} (it could not be bound here: {error.strerror})"
             return sub, f"bound {endpoint.address}, where the engine connects"
         sub.connect(endpoint.address)
-    except (zmq.ZMQError, OSError) as error:
+    except (zmq.ZMQError, OSError, ValueError) as error:  # ValueError: a name that no resolver takes
         sub.close()
         raise EngineUnreachable(
             f"KV events at {endpoint.address} cannot be subscribed to ({error}); see the engine's --kv-events-config.",
             url=endpoint.address,
         ) from error
     return sub, f"connected to {endpoint.address}"
+
+
+def is_reachable(address: str, timeout_s: float = 1.0) -> bool:
+    """Whether somebody listens there now; True for what is not TCP, since a file tells nothing of its reader."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    number = port_number(port)
+    if not address.startswith("tcp://"):
+        return True
+    if number is None:
+        return False
+    try:
+        with socket.create_connection((host.strip("[]"), number), timeout_s):
+            return True
+    except (OSError, UnicodeError):
+        return False
 
 
 def read_message(frames: list[bytes]) -> tuple[int, bytes] | None:
@@ -178,7 +196,7 @@ def _is_endpoint(text: str) -> bool:
     if text.startswith(("ipc://", "inproc://")):
         return len(text.partition("://")[2]) > 0
     head, _, port = text.rpartition(":")
-    return head.startswith("tcp://") and len(head) > len("tcp://") and port.isdigit() and 0 < int(port) < 65536
+    return head.startswith("tcp://") and len(head) > len("tcp://") and port_number(port) is not None
 
 
 def _reachable(endpoint: str, host: str, *, bind: bool = False) -> str:

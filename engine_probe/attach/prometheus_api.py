@@ -96,7 +96,9 @@ class PrometheusApi:
             status, body = self._ask("/api/v1/status/buildinfo", {})
             reply = msgspec.json.decode(body) if status == 200 else {}
             version = reply.get("data", {}).get("version") if isinstance(reply, dict) else None
-        except (EngineUnreachable, UnknownFormat, UsageError, msgspec.MsgspecError, AttributeError, _TooMuch):
+        except (EngineUnreachable, UnknownFormat, UsageError, AttributeError, _TooMuch):
+            return None
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
         return str(version) if version else None
 
@@ -168,7 +170,7 @@ class PrometheusApi:
                 raise UsageError(f"--match {selector!r} gives no series with samples ({reply.data.resultType}).")
             try:
                 return msgspec.json.decode(reply.data.result, type=list[_Metric])
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise UnknownFormat(f"{self.url} answers series in a form that is not known: {error}") from error
         if reply.errorType in ("timeout", "execution", "canceled", "too_many_samples") or status in (422, 503):
             raise _TooMuch(reply.error or f"it answers {status}")

@@ -181,13 +181,20 @@ class Scraper:
                 f"{url} is {other.title}, not {title}: use `kvscope attach {other.engine} {url}`.", url=url
             )
         names = page.names()
+        if not names:
+            raise UnknownFormat(
+                f"{url}{self.adapter.metrics_path} is empty: it has no series. {title} may be starting, or its statistics "
+                "are off.",
+                url=url,
+            )
         if "http_requests_total" in names or "python_info" in names:
             hint = self.adapter.metrics_flag or "its statistics switched on (vLLM: without --disable-log-stats)"
             raise UnknownFormat(
                 f"{url}/metrics has no {title} numbers. If this is {title}, start it with {hint}.", url=url
             )
+        where = f" Its page is on {self.adapter.metrics_port}." if self.adapter.metrics_port else ""
         raise UnknownFormat(
-            f"{url}/metrics is a Prometheus page, but not {title}'s. Is this the engine's HTTP port?", url=url
+            f"{url}/metrics is a Prometheus page, but not {title}'s. Is this the engine's HTTP port?{where}", url=url
         )
 
 

@@ -12,16 +12,20 @@ import glob
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
 
+from engine_probe.digits import port_number
 from engine_probe.errors import EngineUnreachable, UnknownFormat, UsageError
 
 MAX_TARGETS: Final = 10_000
 MAX_FILE_BYTES: Final = 16 << 20
+SETTLE_S: Final = 0.2
+SETTLE_TRIES: Final = 8
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 FORMS: Final = "file:PATH, dns:NAME:PORT or kubernetes:NAMESPACE?selector=app%3Dvllm&port=8000"
 
@@ -50,8 +54,9 @@ def targets_of(text: str) -> Targets:
         return FileTargets(rest)
     if kind == "dns":
         name, _, port = rest.rpartition(":")
-        if name and port.isascii() and port.isdigit() and 0 < int(port) < 65_536:
-            return DnsTargets(name.strip("[]"), int(port))
+        number = port_number(port)
+        if name and number is not None:
+            return DnsTargets(name.strip("[]"), number)
         raise UsageError(f"--targets {text} has no port; expected dns:NAME:PORT, such as dns:vllm.default.svc:8000.")
     if kind == "kubernetes" and rest:
         return kubernetes_of(rest)
@@ -74,6 +79,7 @@ class FileTargets:
             raise UnknownFormat(f"No targets file at {self._pattern}.", path=self._pattern)
         found: dict[str, Target] = {}
         for path in paths:
+            _settle(Path(path))
             for target in read_file(Path(path)):
                 found.setdefault(target.url, target)
         return list(found.values())
@@ -98,11 +104,25 @@ def read_file(path: Path) -> list[Target]:
             raise UnknownFormat(f"{path}: group {number} has no list `targets` of host:port texts.", group=number)
         if not isinstance(labels, dict):
             raise UnknownFormat(f"{path}: `labels` of group {number} are no map.", group=number)
-        words = {str(key): str(value) for key, value in labels.items()}
+        if not all(isinstance(value, str | int | float | None) for value in labels.values()):
+            raise UnknownFormat(f"{path}: `labels` of group {number} hold more than words and numbers.", group=number)
+        words = {str(key): str(value) for key, value in labels.items() if value is not None}
         found += [_target(address, words, len(addresses)) for address in addresses]
         if len(found) > MAX_TARGETS:
             raise UnknownFormat(f"{path} names more than {MAX_TARGETS} targets.")
     return found
+
+
+def _settle(path: Path) -> None:
+    """Wait a moment where the file was written just now: half of a YAML file may read like a smaller fleet."""
+    for _ in range(SETTLE_TRIES):
+        try:
+            age_s = time.time() - path.stat().st_mtime
+        except OSError:
+            return
+        if not 0 <= age_s < SETTLE_S:
+            return
+        time.sleep(SETTLE_S / 4)
 
 
 def _document(path: Path, text: str) -> Any:
@@ -138,7 +158,7 @@ class DnsTargets:
     def read(self) -> list[Target]:
         try:
             answers = socket.getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: an empty label, or one that is too long
             raise EngineUnreachable(f"The name {self._name} is not known here ({error}).", url=self._name) from error
         hosts = sorted({str(answer[4][0]) for answer in answers})
         return [
@@ -165,12 +185,12 @@ class KubernetesTargets:
         pods = self._pods()
         found = []
         for pod in pods:
-            status, meta = pod.get("status") or {}, pod.get("metadata") or {}
+            status, meta = _map(pod, "status"), _map(pod, "metadata")
             host, port = status.get("podIP"), self.port or _port_of(pod)
             if status.get("phase") != "Running" or not host or port is None or meta.get("deletionTimestamp"):
                 continue
             labels = {"pod": str(meta.get("name")), "namespace": self.namespace}
-            labels["node"] = str((pod.get("spec") or {}).get("nodeName") or "")
+            labels["node"] = str(_map(pod, "spec").get("nodeName") or "")
             shown = f"[{host}]" if ":" in str(host) else host
             found.append(Target(f"http://{shown}:{port}", self.engine, str(meta.get("name")), labels))
         return found
@@ -181,11 +201,11 @@ class KubernetesTargets:
         url = f"{self.api}/api/v1/namespaces/{quote(self.namespace, safe='')}/pods"
         params = {"limit": str(MAX_TARGETS)} | ({"labelSelector": self.selector} if self.selector else {})
         token, ca = self.account / "token", self.account / "ca.crt"
-        headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
         try:
+            headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
             verify: Any = str(ca) if ca.exists() else True
             answer = httpx.get(url, params=params, headers=headers, verify=verify, timeout=10.0, trust_env=False)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise EngineUnreachable(
                 f"The Kubernetes API at {self.api} does not answer ({error}).", url=self.api
             ) from error
@@ -197,7 +217,7 @@ class KubernetesTargets:
             )
         try:
             items = answer.json()["items"] if answer.status_code == 200 else None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             items = None
         if not isinstance(items, list):
             raise EngineUnreachable(
@@ -216,7 +236,8 @@ def kubernetes_of(text: str, env: Mapping[str, str] = os.environ) -> KubernetesT
             f"--targets kubernetes:{text} is none ({', '.join(unknown) or 'no namespace'}); expected {FORMS}."
         )
     port = options.get("port")
-    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+    number = None if port is None else port_number(port)
+    if port is not None and number is None:
         raise UsageError(f"The port {port!r} of --targets kubernetes is none.")
     api = options.get("api")
     if api is None:
@@ -228,15 +249,27 @@ def kubernetes_of(text: str, env: Mapping[str, str] = os.environ) -> KubernetesT
             )
         api = f"https://[{host}]:{api_port}" if ":" in host else f"https://{host}:{api_port}"
     engine = options.get("engine")
-    return KubernetesTargets(parts.path, api.rstrip("/"), options.get("selector"), int(port) if port else None, engine)
+    return KubernetesTargets(parts.path, api.rstrip("/"), options.get("selector"), number, engine)
 
 
 def _port_of(pod: Mapping[str, Any]) -> int | None:
-    told = ((pod.get("metadata") or {}).get("annotations") or {}).get("prometheus.io/port")
-    if isinstance(told, str) and told.isascii() and told.isdigit():
-        return int(told)
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for port in container.get("ports") or () if isinstance(container, dict) else ():
-            if isinstance(port, dict) and isinstance(port.get("containerPort"), int):
+    told = _map(_map(pod, "metadata"), "annotations").get("prometheus.io/port")
+    number = port_number(told) if isinstance(told, str) else None
+    if number is not None:
+        return number
+    for container in _maps(_map(pod, "spec"), "containers"):
+        for port in _maps(container, "ports"):
+            if isinstance(port.get("containerPort"), int):
                 return int(port["containerPort"])
     return None
+
+
+def _map(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The map under `key`; empty where there is something else: an API server's proxy may answer anything."""
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _maps(value: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = value.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

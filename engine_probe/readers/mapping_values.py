@@ -126,7 +126,7 @@ def lookup(record: Any, path: Sequence[str]) -> Any:
     for step in path:
         if type(record) is dict:
             record = record.get(step)
-        elif type(record) is list and step.isdigit() and len(step) < 7:
+        elif type(record) is list and step.isascii() and step.isdigit() and len(step) < 7:
             record = record[int(step)] if int(step) < len(record) else None
         else:
             return None

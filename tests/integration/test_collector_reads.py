@@ -164,6 +164,7 @@ def test_filters_narrow_together(collector: Collector) -> None:
         ({"window": "now/-15m"}, "ends before"),
         ({"cursor": "!!"}, "cursor"),
         ({"cursor": "WzFd"}, "cursor"),
+        ({"cursor": "W1tb" * 4_000}, "cursor"),  # 12,000 brackets
         ({"min_ttft_s": "-1"}, "min_ttft_s"),
         ({"min_ttft_s": "nan"}, "min_ttft_s"),
     ],

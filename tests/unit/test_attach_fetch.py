@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +36,25 @@ def test_an_address_in_any_form_is_the_same_engine(text: str) -> None:
     assert normalise_url(text) == "http://h:8000"
 
 
-@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "http://h:port", "http:///metrics"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ftp://h",
+        "http://",
+        "http://h:port",
+        "http:///metrics",
+        "h:0",
+        "h:99999",
+        "h:-1",
+        "a..b",
+        "xn--",
+        ".",
+        "h" * 64,
+    ],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
-    """With what was expected."""
+    """With what was expected, and before a connection is tried: names and ports that no resolver takes among them."""
     with pytest.raises(UsageError, match="http://host:port"):
         normalise_url(text)
 
@@ -182,6 +200,75 @@ def test_an_endless_body_is_cut_off(engine: FakeEngine, monkeypatch: pytest.Monk
     monkeypatch.setattr(fetch, "MAX_BODY_BYTES", 1000)
     engine.set_metrics("x" * 2000)
     assert isinstance(fails(engine.url), UnknownFormat)
+
+
+@contextlib.contextmanager
+def answering(*parts: bytes, pause_s: float = 0.0) -> Iterator[str]:
+    """The address of a server that answers one request by `parts`, with pauses between, and closes."""
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(10_000)
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=(server,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join(10)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (HEAD + b"Content-Length: 9\r\n\r\nhalf", EngineUnreachable, "broke its answer off half-way"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\nhalf", EngineUnreachable, "broke its answer off half-way"),
+        (
+            HEAD + b"Content-Encoding: gzip\r\n\r\nnot gzip",
+            UnknownFormat,
+            "not compressed in the way that its header says",
+        ),
+        (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\r\n\r\n", EngineUnreachable, "not in HTTP/1.1"),
+    ],
+)
+def test_an_answer_that_is_broken_has_its_own_sentence(answer: bytes, kind: type[Exception], text: str) -> None:
+    """Half a body, a compression that is none, HTTP/2: none of them is told as if nobody had answered."""
+    with answering(answer) as url:
+        error = fails(url)
+    assert isinstance(error, kind)
+    assert text in str(error)
+
+
+def test_a_server_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece comes in time, the whole never does: a time-out, so that nobody waits for ever."""
+    monkeypatch.setattr(fetch, "WHOLE_FACTOR", 0.1)
+    with answering(HEAD + b"\r\n", *[b"# x\n"] * 4, pause_s=0.05) as url:
+        error = fails(url)
+    assert isinstance(error, EngineUnreachable)
+    assert "was not at its end after" in error.message
+    assert error.is_timeout
+
+
+def test_headers_outside_of_ascii_are_read_on() -> None:
+    """A strange content type is no reason to fail: the body decides."""
+    with answering(HEAD + b"Content-Type: t\xe9xt/plain\r\nContent-Length: 2\r\n\r\n# ") as url:
+        client = EngineClient(url)
+        assert client.metrics()[0] == b"# "
+        client.close()
+
+
+def test_json_that_is_too_deep_says_nothing() -> None:
+    """As an endpoint that does not answer: a hundred thousand brackets are no reason to end."""
+    with answering(HEAD + b"\r\n" + b"[" * 100_000) as url:
+        client = EngineClient(url)
+        assert client.json("/version") is None
+        client.close()
 
 
 def test_json_is_none_where_there_is_none(engine: FakeEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_probe.attach import targets
 from engine_probe.attach.targets import (
     DnsTargets,
     FileTargets,
@@ -69,6 +71,8 @@ def test_one_worker_name_for_several_addresses_is_not_taken(tmp_path: Path) -> N
         ("t.json", '[{"targets": ["a:1"], "labels": []}, 3]', "group 2"),
         ("t.yml", "- targets: [a\n", "is no YAML"),
         ("t.yml", "&a [*a]", "group 1"),
+        ("t.yml", "", "expected a list of groups"),
+        ("t.yml", "- targets: ['a:1']\n  labels: {x: &a [1, *a]}", "labels` of group 1 hold more than words"),
     ],
 )
 def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -111,7 +115,40 @@ def test_a_name_has_all_its_addresses() -> None:
         DnsTargets("no-such-name.invalid", 1).read()
 
 
-@pytest.mark.parametrize("text", ["", "dns:vllm", "dns::80", "dns:a:99999", "kubernetes:", "nonsense:x", "file:"])
+@pytest.mark.parametrize("name", ["a..b", "a" * 64, ".", "no-such-name.invalid"])
+def test_a_name_that_has_no_address_is_an_error(name: str) -> None:
+    """Also one that no resolver is asked about: its labels are empty or too long."""
+    with pytest.raises(EngineUnreachable, match="is not known here"):
+        DnsTargets(name, 1).read()
+
+
+def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first half of a YAML list reads like a smaller fleet: a file of just now is read a moment later."""
+    path = tmp_path / "t.yml"
+    path.write_text("- targets: ['a:1']\n")
+
+    def the_rest_is_written(_: float) -> None:
+        path.write_text("- targets: ['a:1']\n- targets: ['b:1']\n")
+        os.utime(path, (1, 1))
+
+    monkeypatch.setattr(targets.time, "sleep", the_rest_is_written)
+    assert [t.url for t in FileTargets(str(path)).read()] == ["http://a:1", "http://b:1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "dns:vllm",
+        "dns::80",
+        "dns:a:99999",
+        "dns:a:\u00b2",
+        "dns:a:" + "9" * 5000,
+        "kubernetes:",
+        "nonsense:x",
+        "file:",
+    ],
+)
 def test_targets_that_are_none_are_misuse(text: str) -> None:
     """Exit 2, naming the forms."""
     with pytest.raises(UsageError):
@@ -199,3 +236,36 @@ def test_an_api_that_refuses_is_an_error(api: Api, tmp_path: Path, status: int, 
     with pytest.raises(EngineUnreachable) as caught:
         KubernetesTargets("default", api.url, account=tmp_path).read()
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"metadata": [], "spec": 3, "status": "Running"},
+        {
+            "metadata": {"annotations": []},
+            "spec": {"containers": {"a": 1}},
+            "status": {"phase": "Running", "podIP": "10.1.0.1"},
+        },
+        {
+            "status": {"phase": "Running", "podIP": "10.1.0.1"},
+            "spec": {"containers": [[], {"ports": 1}, {"ports": [3]}]},
+        },
+        {
+            "status": {"phase": "Running", "podIP": "10.1.0.1"},
+            "metadata": {"annotations": {"prometheus.io/port": "9" * 5000}},
+        },
+        [],
+    ],
+)
+def test_a_pod_of_another_shape_is_no_target(api: Api, tmp_path: Path, item: Any) -> None:
+    """What is no map is passed over; a port that is none is not taken."""
+    api.body = json.dumps({"items": [item]}).encode()
+    assert KubernetesTargets("default", api.url, account=tmp_path).read() == []
+
+
+def test_an_answer_that_is_too_deep_is_an_error(api: Api, tmp_path: Path) -> None:
+    """As any other that is no list of pods."""
+    api.body = b"[" * 200_000
+    with pytest.raises(EngineUnreachable, match="expected a list of pods"):
+        KubernetesTargets("default", api.url, account=tmp_path).read()

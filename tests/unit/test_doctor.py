@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,42 @@ def test_with_the_plugin_causes_can_be_judged(engine: FakeEngine) -> None:
     assert (sight.next_source.source, sight.would_add) == ("kv_events", ("premature_eviction",))
     engine.set_json("/kv_event_sources", {"0": {"endpoint": "tcp://*:5557"}})
     assert "premature_eviction" in look_at_engine(EngineClient(engine.url)).allows.causes
+
+
+@pytest.mark.parametrize("adapter", ["vllm", "sglang"])
+def test_kv_events_are_told_as_they_are(engine: FakeEngine, run: Run, adapter: str) -> None:
+    """On and within reach; on and out of reach; an endpoint that is none; off. Never `off` where they are on."""
+
+    def told(endpoint: str | None) -> tuple[str, str]:
+        sources: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint, "publisher": "zmq"}
+        if adapter == "vllm":
+            engine.set_json("/kv_event_sources", {"0": sources} if sources else {})
+        else:
+            page_text = "sglang:num_running_reqs 0\n"
+            engine.pose(
+                page_text, server_info={"page_size": 1, "version": "0.5.23", "kv_events_config": json.dumps(sources)}
+            )
+        check = run(engine.url)[1]["engine", "blocks"]
+        return check["state"], check["text"]
+
+    with socket.create_server(("127.0.0.1", 0)) as publisher:
+        port = publisher.getsockname()[1]
+        state, text = told(f"tcp://*:{port}")
+    assert (state, text.partition(";")[0]) == ("ok", f"KV events, published at tcp://127.0.0.1:{port}")
+    state, text = told(f"tcp://*:{port}")
+    assert state == "note"
+    assert f"tcp://127.0.0.1:{port} cannot be reached from here" in text
+    assert told("tcp://127.0.0.1:5557") == ("ok", told("tcp://127.0.0.1:5557")[1])
+    assert "the engine connects to tcp://127.0.0.1:5557" in told("tcp://127.0.0.1:5557")[1]
+    state, text = told(None)
+    assert state == "note"
+    assert "KV events are off" in text
+
+
+def test_a_kv_event_endpoint_that_is_none_is_said(engine: FakeEngine, run: Run) -> None:
+    """Not `off`: they are on, and the option is named that says where."""
+    engine.set_json("/kv_event_sources", {"\u00b2": {"endpoint": "tcp://*:5557"}, "0": {"endpoint": None}})
+    assert "give --kv-events" in run(engine.url)[1]["engine", "blocks"]["text"]
 
 
 def test_nobody_there_is_exit_3_and_the_rest_is_still_checked(run: Run) -> None:
@@ -137,7 +174,7 @@ def test_who_shows_no_metrics_is_told_by_what_it_has(engine: FakeEngine, pages: 
         ("node_load1 1\nfoo 2\n", 200, UnknownFormat, "does not know (it has foo, node_load1"),
         ("no", 401, UsageError, "--engine-key"),
         ("broken", 503, EngineUnreachable, "503"),
-        ("", 200, UnknownFormat, "does not know (it has nothing"),
+        ("", 200, UnknownFormat, "is empty: it has no series"),
     ],
 )
 def test_strange_pages_get_a_sentence(

@@ -161,7 +161,7 @@ def test_a_wrong_engine_is_told_by_name(engine: FakeEngine, name: str, other: st
     ("status", "kind", "body", "error", "words"),
     [
         (200, "text/html", "<html>hello</html>", UnknownFormat, "HTML"),
-        (200, "text/plain", "", UnknownFormat, "not"),
+        (200, "text/plain", "", UnknownFormat, "is empty: it has no series"),
         (200, "text/plain", "up 1\n", UnknownFormat, "Is this the engine's HTTP port?"),
         (401, "text/plain", "no", UsageError, "--engine-key"),
         (404, "text/plain", "no", UnknownFormat, "has no"),

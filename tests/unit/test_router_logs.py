@@ -40,6 +40,36 @@ def test_sglang_router_debug_lines_are_decisions() -> None:
     assert {row["router"] for row in rows} == {"router"}
 
 
+START = (
+    "2026-11-29 21:57:25  INFO smg::server: src/server.rs:794: Starting router on 0.0.0.0:30000 | mode: Regular { worker_urls: "
+    '["http://127.0.0.1:8080", "http://127.0.0.1:8081"] } | policy: CacheAware { cache_threshold: 0.3 } | max_payload: 512MB'
+)
+ASSIGNED = (
+    "2026-11-29 21:57:26  INFO smg::policies::registry: src/policies/registry.rs:89: Assigning policy {} to new model m"
+)
+SENT = (
+    '2026-11-29 21:57:38 DEBUG http_request{method=POST module="smg" request_id="r"}: smg::observability::events: '
+    "src/observability/events.rs:58: Sending request url=http://127.0.0.1:8081"
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "policy"),
+    [
+        ([], None),
+        ([START], "cache_aware"),
+        ([START, ASSIGNED.format("cache_aware")], "cache_aware"),
+        ([START, ASSIGNED.format("round_robin")], None),
+        ([START, ASSIGNED.format("round_robin"), START], "cache_aware"),
+    ],
+)
+def test_sglang_router_start_up_lines_name_the_policy(told: list[str], policy: str | None) -> None:
+    """Of a router with one policy for all its models; with several, a decision does not say by which."""
+    reader = SglangRouterLog("router")
+    assert all(reader.feed(line) == {} for line in told)
+    assert [row["policy"] for row in reader.feed(SENT)["route"]] == [policy]
+
+
 def test_vllm_router_consistent_hash_names_the_request() -> None:
     """One row a request, although several lines speak of each."""
     rows = decisions(VllmRouterLog("router"), "vllm_router.log")

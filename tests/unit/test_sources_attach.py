@@ -44,7 +44,7 @@ def server() -> Iterator[FakeEngine]:
     [
         (200, "text/html", "<html><body>Sign in</body></html>", "HTML"),
         (200, "text/plain", page(), "kvscope attach vllm"),
-        (200, "text/plain", "", "not"),
+        (200, "text/plain", "", "is empty: it has no series"),
         (401, "text/plain", "who are you", "--engine-key"),
         (404, "text/plain", "nothing", "has no /metrics"),
         (200, "text/plain", "broken{ 1\n", "Line 1"),
