@@ -1,0 +1,1 @@
+"""Triton kernels over paged KV, and the plain torch that says what each of them must give."""
