@@ -163,6 +163,6 @@ class Peek:
             return None
         try:
             value = msgspec.json.decode(bytes(self._text))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return value if isinstance(value, kind) else None
