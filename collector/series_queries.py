@@ -11,8 +11,8 @@ A quantile is nearest rank on the raw values of the bucket (`store/metrics.py`),
 are a sample, counts, sums and means are estimates with each row's weight (1 / sample_rate), and a quantile is that of the
 rows; by weight, where their rates differ. A request that several rows tell counts once (`store/one_request.py`).
 
-Merging rows takes ten times as long as the answer, and few windows need it. So the rows are asked as they are, say beside the
-answer whether some were spans and whether their rates differ, and are asked again the longer way only where that matters.
+Merging rows takes ten times as long as the answer, and few windows need it; so it is asked first whether any could. Such
+questions end at the first row, and where no row can be meant they end at the statistics of the column.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from diagnosis.windows import judged_vantage, vantages
 from engine_probe.errors import UsageError
 from engine_probe.events import KINDS, column
 from store.interface import KEY_EPOCH, Store, Window
-from store.lineage import window_sql
+from store.lineage import sample_rates, window_sql
 from store.metrics import METRICS, Metric, metric, quantile_sql, weight_sql, weighted_rank
 from store.one_request import IS_SPAN, one_request_sql
 
@@ -68,14 +66,29 @@ class SeriesRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where rows come from: what stands behind FROM, up to its WHERE, and the values of its `?`."""
+
+    sql: str
+    params: list[Any]
+
+    def hold(self, store: Store, condition: str) -> bool:
+        """Whether any of them meets it."""
+        found = store.query(f"SELECT 1 FROM {self.sql} AND {condition} LIMIT 1", self.params)
+        return bool(found.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     """Where the values come from: a relation with `instant`, `value` and the groups, and the unit of a value.
 
+    rows    what the relation is made of
     usual   the stat where none is named
     vantage whose rows these are, of requests
     """
 
     kind: str
+    rows: _Rows
     relation: str
     params: list[Any]
     unit: str
@@ -97,18 +110,25 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
             raise UsageError(
                 f"{wanted.metric} cannot be grouped by {name!r}; only by {', '.join(GROUPS[source.kind])}", by=name
             )
-    stat = source.usual if wanted.stat is None else wanted.stat
     step_ns = _step_ns(store, source, wanted)
-    table = _ask(store, source, wanted, step_ns, _aggregate(stat, source))
-    if source.kind == "request" and (_some_are_spans(table) or _some_came_twice(store, wanted.window)):
-        source = _of_requests(wanted, source.vantage, merged=True)
-        table = _ask(store, source, wanted, step_ns, _aggregate(stat, source))
-    lowest = pc.min(table["lowest"]).as_py()
-    by_weight = lowest is not None and lowest < pc.max(table["highest"]).as_py() and stat not in WORDS
-    if by_weight:
-        table = _ask(store, source, wanted, step_ns, _LISTS)
-    elif lowest is not None and stat in ("mean", "sum", "count"):
-        table = _ask(store, source, wanted, step_ns, _aggregate(stat, source, weighted=True))
+    labels = "".join(f"{name}, " for name in wanted.by)
+    stat = source.usual if wanted.stat is None else wanted.stat
+    lowest, differ = None, False
+    if source.rows.hold(store, "sample_rate IS NOT NULL"):
+        lowest, differ = sample_rates(store, source.rows.sql, source.rows.params)
+    by_weight = differ and stat not in WORDS
+    aggregate = _lists(stat) if by_weight else _aggregate(stat, source, weighted=lowest is not None)
+    table = store.query(
+        f"SELECT {labels}instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n "
+        f"FROM ({source.relation}) WHERE value IS NOT NULL GROUP BY {labels}bucket ORDER BY {labels}bucket "
+        f"LIMIT {wanted.max_points + 1}",
+        source.params,
+    )
+    if table.num_rows > wanted.max_points:
+        raise UsageError(
+            f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
+            limit=wanted.max_points,
+        )
     found: dict[tuple[Any, ...], list[list[Any]]] = {}
     for row in table.to_pylist():
         if by_weight:
@@ -129,106 +149,85 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
     }
 
 
-def _ask(store: Store, source: _Source, wanted: SeriesRequest, step_ns: int, aggregate: str) -> pa.Table:
-    """One row a bucket and group: bucket, value, n, the groups, lowest and highest sample rate, spans among the rows."""
-    labels = "".join(f"{name}, " for name in wanted.by)
-    spans = "count(*) FILTER (is_span)" if source.kind == "request" else "0"
-    table = store.query(
-        f"SELECT {labels}instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(*) AS n, "
-        f"min(sample_rate) AS lowest, max(coalesce(sample_rate, 1.0)) AS highest, {spans} AS spans "
-        f"FROM ({source.relation}) WHERE value IS NOT NULL GROUP BY {labels}bucket ORDER BY {labels}bucket "
-        f"LIMIT {wanted.max_points + 1}",
-        source.params,
-    )
-    if table.num_rows > wanted.max_points:
-        raise UsageError(
-            f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
-            limit=wanted.max_points,
-        )
-    return table
-
-
-def _some_are_spans(answered: pa.Table) -> bool:
-    """Whether spans and other rows tell of the window's requests: then some may be told by both."""
-    spans, rows = pc.sum(answered["spans"]).as_py() or 0, pc.sum(answered["n"]).as_py() or 0
-    return 0 < spans < rows
-
-
-def _some_came_twice(store: Store, window: Window) -> bool:
-    """Whether rows of senders that can deliver a batch again (they give it no identity) name a request twice."""
-    names = [s.source for s in store.sources() if not s.epoch or s.epoch.startswith(KEY_EPOCH)]
-    if not names:
-        return False
-    condition, params = window_sql(window, "arrival_ns")
-    found = store.query(
-        f"SELECT count(*) > count(DISTINCT request_id) FROM request WHERE {condition} AND NOT {IS_SPAN} "
-        "AND source IN (SELECT unnest(?::VARCHAR[]))",
-        [*params, names],
-    )
-    return bool(found.column(0)[0].as_py())
-
-
 def _source(store: Store, wanted: SeriesRequest) -> _Source:
     kind, _, rest = wanted.metric.partition(".")
     if not rest:
         vantage = wanted.vantage
         if vantage is None and "vantage" not in wanted.by:
             vantage = judged_vantage(vantages(store, wanted.window))
-        return _of_requests(wanted, vantage, merged=False)
+        return _of_requests(store, wanted, vantage)
     if wanted.vantage is not None:
         raise UsageError(f"{wanted.metric} has no vantage; only metrics of requests have one", vantage=wanted.vantage)
     condition, params = window_sql(wanted.window, "at_ns")
     groups = ", ".join((*GROUPS.get(kind, ()), "sample_rate"))
+    rows = _Rows(f"{kind} WHERE {condition}", params)
     if kind == "step":
         wanted_column = next((c for c in KINDS["step"] if c.name == rest and c.type in ("int64", "float64")), None)
         if wanted_column is None or rest == "at_ns":
             raise UsageError(f"steps have no number {rest!r}; see the event contract", metric=wanted.metric)
-        relation = f"SELECT at_ns AS instant, {rest} AS value, {groups} FROM step WHERE {condition}"
-        return _Source("step", relation, params, wanted_column.unit or "1", "mean")
+        relation = f"SELECT at_ns AS instant, {rest} AS value, {groups} FROM {rows.sql}"
+        return _Source("step", rows, relation, params, wanted_column.unit or "1", "mean")
     if kind == "block":
         known = column("block", "change").choices
         if rest not in known:
             raise UsageError(
                 f"blocks have no change {rest!r}; the changes are {', '.join(known)}", metric=wanted.metric
             )
-        relation = f"SELECT at_ns AS instant, 1 AS value, {groups} FROM block WHERE {condition} AND change = ?"
-        return _Source("block", relation, [*params, rest], "events", "count")
+        relation = f"SELECT at_ns AS instant, 1 AS value, {groups} FROM {rows.sql} AND change = ?"
+        return _Source("block", rows, relation, [*params, rest], "events", "count")
     if kind == "sample":
         return _of_samples(wanted, rest, condition, params)
     raise UsageError(f"there is no metric {wanted.metric!r}; {_KNOWN}", metric=wanted.metric)
 
 
-def _of_requests(wanted: SeriesRequest, vantage: str | None, *, merged: bool) -> _Source:
-    """`merged`: each request by one row, whatever told it."""
+def _of_requests(store: Store, wanted: SeriesRequest, vantage: str | None) -> _Source:
     if wanted.metric == "requests" and wanted.stat not in (None, "count"):
         raise UsageError("requests are counted: stat=count, or none", stat=wanted.stat)
     measured = None if wanted.metric in ("requests", "itl") else _metric_of(wanted.metric)
-    condition, params = window_sql(wanted.window, "arrival_ns")
-    if vantage is not None:
-        condition, params = f"{condition} AND vantage = ?", [*params, vantage]
-    groups = (*GROUPS["request"], "sample_rate")
-    kept = ", ".join((*groups, "is_span"))
-    if merged:
-        needs = ("token_ns", "token_counts") if wanted.metric == "itl" else measured.needs if measured else ()
-        rows = f"(SELECT *, false AS is_span FROM ({one_request_sql(condition, ['arrival_ns', *groups, *needs])}))"
-    else:
-        rows = f"(SELECT *, {IS_SPAN} AS is_span FROM request WHERE {condition})"
+    needs = ("token_ns", "token_counts") if wanted.metric == "itl" else measured.needs if measured else ()
+    groups = ", ".join((*GROUPS["request"], "sample_rate"))
+    rows = _one_row_each(store, wanted.window, vantage, ["arrival_ns", *GROUPS["request"], "sample_rate", *needs])
     if wanted.metric == "itl":
         tokens = f"least(greatest(1, coalesce(token_counts[i + 1], 1)), {MAX_CHUNK_TOKENS})"
         gaps = (
-            f"SELECT arrival_ns AS instant, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {kept} "
-            f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM {rows} WHERE len(token_ns) > 1)"
+            f"SELECT arrival_ns AS instant, (token_ns[i + 1] - token_ns[i]) / 1e9 / {tokens} AS value, {tokens} AS times, {groups} "
+            f"FROM (SELECT *, unnest(range(1, len(token_ns))) AS i FROM {rows.sql} AND len(token_ns) > 1)"
         )
         relation = (
-            f"SELECT instant, value, {kept} FROM ({gaps}) WHERE times = 1 UNION ALL "
-            f"SELECT instant, value, {kept} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
+            f"SELECT instant, value, {groups} FROM ({gaps}) WHERE times = 1 UNION ALL "
+            f"SELECT instant, value, {groups} FROM (SELECT *, unnest(range(times)) AS again FROM ({gaps}) WHERE times > 1)"
         )
-        return _Source("request", relation, [*params, *params], "s", "0.99", vantage)
-    value, unit, usual = (
-        ("1", "requests", "count") if measured is None else (measured.expression(), measured.unit, "0.99")
+        return _Source("request", rows, relation, [*rows.params, *rows.params], "s", "0.99", vantage)
+    value, unit, usual = "1", "requests", "count"
+    if measured is not None:
+        value, unit, usual = measured.expression(), measured.unit, "0.99"
+    relation = f"SELECT arrival_ns AS instant, {value} AS value, {groups} FROM {rows.sql}"
+    return _Source("request", rows, relation, rows.params, unit, usual, vantage)
+
+
+def _one_row_each(store: Store, window: Window, vantage: str | None, columns: list[str]) -> _Rows:
+    """The window's requests, one row each: as they are stored where no two rows can tell of one, else merged."""
+    condition, params = window_sql(window, "arrival_ns")
+    if vantage is not None:
+        condition, params = f"{condition} AND vantage = ?", [*params, vantage]
+    rows = _Rows(f"request WHERE {condition}", params)
+    spans_and_others = rows.hold(store, IS_SPAN) and rows.hold(store, f"NOT {IS_SPAN}")
+    if spans_and_others or _some_came_twice(store, rows):
+        return _Rows(f"({one_request_sql(condition, columns)}) WHERE true", params)
+    return rows
+
+
+def _some_came_twice(store: Store, rows: _Rows) -> bool:
+    """Whether rows of senders that can deliver a batch again (they give it no identity) name a request twice."""
+    names = [s.source for s in store.sources() if not s.epoch or s.epoch.startswith(KEY_EPOCH)]
+    if not names:
+        return False
+    found = store.query(
+        f"SELECT count(*) > count(DISTINCT request_id) FROM {rows.sql} AND NOT {IS_SPAN} "
+        "AND source IN (SELECT unnest(?::VARCHAR[]))",
+        [*rows.params, names],
     )
-    relation = f"SELECT arrival_ns AS instant, {value} AS value, {kept} FROM {rows}"
-    return _Source("request", relation, params, unit, usual, vantage)
+    return bool(found.column(0)[0].as_py())
 
 
 def _metric_of(text: str) -> Metric:
@@ -242,23 +241,26 @@ def _metric_of(text: str) -> Metric:
 
 def _of_samples(wanted: SeriesRequest, name: str, condition: str, params: list[Any]) -> _Source:
     groups = ", ".join((*GROUPS["sample"], "sample_rate"))
-    chosen = f"FROM sample WHERE {condition} AND name = ?"
+    rows = _Rows(f"sample WHERE {condition} AND name = ?", [*params, name])
     if wanted.stat != "increase":
-        return _Source("sample", f"SELECT at_ns AS instant, value, {groups} {chosen}", [*params, name], "1", "last")
+        relation = f"SELECT at_ns AS instant, value, {groups} FROM {rows.sql}"
+        return _Source("sample", rows, relation, rows.params, "1", "last")
     # After a restart a counter begins at 0 again: what it shows then is what was added since.
     relation = (
         f"SELECT instant, CASE WHEN value >= before THEN value - before ELSE value END AS value, {groups} FROM ("
         f"SELECT at_ns AS instant, value, lag(value) OVER (PARTITION BY {groups}, labels ORDER BY at_ns) AS before, {groups} "
-        f"{chosen}) WHERE before IS NOT NULL"
+        f"FROM {rows.sql}) WHERE before IS NOT NULL"
     )
-    return _Source("sample", relation, [*params, name], "1", "last")
+    return _Source("sample", rows, relation, rows.params, "1", "last")
 
 
-_LISTS: Final = f"{{'v': list(value::DOUBLE), 'w': list({weight_sql()})}}"
-"""What a quantile by weight is made of."""
+def _lists(stat: str) -> str:
+    """What a quantile by weight is made of."""
+    quantile_sql("value", stat)  # refuses what is none
+    return f"{{'v': list(value::DOUBLE), 'w': list({weight_sql()})}}"
 
 
-def _aggregate(stat: str, source: _Source, *, weighted: bool = False) -> str:
+def _aggregate(stat: str, source: _Source, *, weighted: bool) -> str:
     if stat == "increase" and source.kind != "sample":
         raise UsageError("increase is for counters among the samples: metric=sample.NAME_total", stat=stat)
     if stat not in WORDS:

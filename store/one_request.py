@@ -32,8 +32,10 @@ KNOWING: Final = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "first_to
 _KEY: Final = "run_id, request_id, vantage"
 _NEEDED: Final = (*_KEY.split(", "), "worker", "at_ns", "arrival_ns", "attempt", "generation_id", "labels", *KNOWING)
 _SPAN: Final = "labels['span_id']"
-IS_SPAN: Final = f"({_SPAN} IS NOT NULL)"
-"""SQL: whether a row is a span of OTLP, which tells of a request that another row of the engine may tell as well."""
+IS_SPAN: Final = f"(trace_id IS NOT NULL AND {_SPAN} IS NOT NULL)"
+"""SQL: whether a row is a span of OTLP, which tells of a request that another row of the engine may tell as well. Every span
+has a trace; that column has statistics by which DuckDB knows at once where there is none.
+"""
 _GENERATION: Final = "coalesce(generation_id, labels['engine_request_id'])"
 
 

@@ -48,7 +48,16 @@ def plugin(name: str, at_s: float, ttft_s: float | None, **facts: Any) -> dict[s
 
 def span(name: str, at_s: float, ttft_s: float | None, **facts: Any) -> dict[str, Any]:
     """What OTLP tells of the same request, 256 ns later by rounding, and of a service in place of a worker."""
-    row = plugin(name, at_s, ttft_s, worker="service", prefill_s=None, labels={"span_id": f"s-{name}"}, **facts)
+    row = plugin(
+        name,
+        at_s,
+        ttft_s,
+        worker="service",
+        prefill_s=None,
+        trace_id=f"t-{name}",
+        labels={"span_id": f"s-{name}"},
+        **facts,
+    )
     return row | {"arrival_ns": row["arrival_ns"] + 256}
 
 
