@@ -1,4 +1,7 @@
-"""`kvscope capacity`: hit rate against the number of KV blocks, replayed from a trace or from stored requests."""
+"""`kvscope capacity`: hit rate against the number of KV blocks, replayed from a trace or from stored requests.
+
+With `--routing` the same replay over several workers behind a router (`collector/routing.py`).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,18 @@ BlocksOption = Annotated[
     str | None,
     typer.Option(help="Sizes in blocks, with commas: 1000,3000,inf.", show_default="a series"),
 ]
+RoutingOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Share requests out over --workers caches: round_robin, random, least_loaded, power_of_two, "
+        "prefix_affinity, affinity_with_load or sticky.",
+        show_default="replay each worker as it was",
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(help="With --routing: how many workers, each with --blocks of its own.", show_default=False),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,13 +56,21 @@ def capacity(
     store: StoreOption = DEFAULT_STORE,
     run: Annotated[str | None, typer.Option(help="Run in the store.", show_default="live requests")] = None,
     facts: Annotated[bool, typer.Option("--facts", help="With --json: an object with facts and knee.")] = False,
+    routing: RoutingOption = None,
+    workers: WorkersOption = None,
+    seed: Annotated[int, typer.Option(help="With --routing: of random choices.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """How the prefix-cache hit rate depends on the number of KV blocks.
 
     Replays the prompt blocks that requests asked for. --json answers a list of {blocks, hit_rate, ...}; blocks null is
     a cache without an end. With several workers each has its own cache of that size.
+
+    With --routing the requests are shared out anew: --workers 10 --blocks 5859 --routing affinity_with_load. --json then
+    answers {hit_rate, max_over_mean_load, ...}; load is the uncached blocks of a worker, summed over the trace.
     """
+    from collector.routing import document, routed
+    from collector.routing import render as render_routing
     from diagnosis.capacity import POLICIES
     from diagnosis.capacity_input import cache_loads, curve_over
 
@@ -56,8 +79,16 @@ def capacity(
     if trace is not None and run is not None:
         raise UsageError("give either --trace FILE or --run NAME of the store, not both")
     chosen = None if blocks is None else _sizes(blocks)
-    requests, workers = _from_store(store, run) if trace is None else _from_file(trace)
-    loads = cache_loads(requests, workers)
+    _check_routing(routing, workers, policy, facts=facts)
+    requests, facts_of_workers = _from_store(store, run) if trace is None else _from_file(trace)
+    if routing is not None and workers is not None:
+        replay, block_tokens = routed(requests, facts_of_workers, routing, workers, chosen, seed)
+        if json:
+            emit_json(document(replay, seed))
+        else:
+            emit(render_routing(replay, block_tokens))
+        return
+    loads = cache_loads(requests, facts_of_workers)
     points = curve_over(loads, policy, chosen or default_sizes(loads))
     if not json:
         emit(render(loads, policy, points))
@@ -127,10 +158,32 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
     return "\n".join(lines)
 
 
+def _check_routing(routing: str | None, workers: int | None, policy: str, *, facts: bool) -> None:
+    """UsageError before anything is read, where the options of a routing replay do not go together."""
+    from engine_probe.engine.fleet.policies import POLICIES
+
+    if routing is None:
+        if workers is not None:
+            raise UsageError("--workers shares requests out, which --routing NAME says how to do: give both or neither")
+        return
+    if routing not in POLICIES:
+        raise UsageError(f"--routing '{routing}' is not known; known: {', '.join(POLICIES)}", routing=routing)
+    if workers is None:
+        raise UsageError("--routing shares requests out over workers: give --workers N, and --blocks N of each")
+    if workers < 1:
+        raise UsageError(f"--workers is {workers}; expected 1 or more")
+    if policy != "lru":
+        raise UsageError(f"--routing replays LRU caches; leave --policy {policy} out")
+    if facts:
+        raise UsageError(
+            "--facts describes the trace of a curve; --routing answers one point, so leave one of them out"
+        )
+
+
 def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
     import pyarrow as pa
 
-    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
+    from diagnosis.capacity_input import REQUEST_COLUMNS, SESSION, WORKER_COLUMNS
     from engine_probe.readers.detect import open_source
     from engine_probe.readers.source import Notes, ReadOptions
     from engine_probe.schema import arrow_schema
@@ -139,7 +192,7 @@ def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
     requests, workers = [], [arrow_schema("worker").empty_table().select(WORKER_COLUMNS)]
     for tables in source.chunks(ReadOptions(), Notes()):
         if "request" in tables:
-            requests.append(tables["request"].select(REQUEST_COLUMNS))
+            requests.append(tables["request"].select([*REQUEST_COLUMNS, SESSION]))
         if "worker" in tables:
             workers.append(tables["worker"].select(WORKER_COLUMNS))
     if not requests:

@@ -60,6 +60,37 @@ def test_the_text_says_the_knee_the_curve_and_what_is_left_out(kvscope: Callable
 
 
 @pytest.mark.parametrize(
+    ("routing", "hit_rate", "ratio"),
+    [("round_robin", 0.104, 1.04), ("prefix_affinity", 0.136, 10.0), ("affinity_with_load", 0.359, 1.01)],
+)
+def test_the_known_figures_of_routing_come_out(
+    routing: str, hit_rate: float, ratio: float, kvscope: Callable[..., Ended]
+) -> None:
+    """10 workers of 5,859 blocks: hit rate within 0.005, largest over mean load within 0.05, as measured elsewhere."""
+    ended = kvscope("capacity", "--trace", TRACE, "--workers", "10", "--blocks", "5859", "--routing", routing, "--json")
+    assert ended.code == 0
+    answer = json.loads(ended.out)
+    assert answer["hit_rate"] == pytest.approx(hit_rate, abs=0.005)
+    assert answer["max_over_mean_load"] == pytest.approx(ratio, abs=0.05)
+    assert answer["pooled_hit_rate"] == pytest.approx(0.359, abs=0.005)
+    assert sum(row["requests"] for row in answer["per_worker"]) == 12_031
+
+
+def test_routing_without_json_names_the_hot_worker(kvscope: Callable[..., Ended]) -> None:
+    """The first block is in every prompt, so pure affinity sends all to one of ten."""
+    args = ("--workers", "10", "--blocks", "5859", "--routing", "prefix_affinity")
+    lines = kvscope("capacity", "--trace", TRACE, *args).out.splitlines()
+    assert (
+        lines[0] == "prefix_affinity over 10 caches of 5,859 blocks (2,999,808 tokens): 13.6% of the blocks are hits."
+    )
+    assert lines[1] == "The busiest worker computes 10.00 times the mean."
+    assert "is hot: 100% of the work" in lines[3]
+
+
+ROUTING = ("--trace", TRACE, "--routing", "round_robin")
+
+
+@pytest.mark.parametrize(
     ("args", "code", "words"),
     [
         (("--trace", TRACE, "--blocks", "1000,many"), 2, "'many' is neither"),
@@ -68,6 +99,14 @@ def test_the_text_says_the_knee_the_curve_and_what_is_left_out(kvscope: Callable
         (("--trace", TRACE, "--run", "a"), 2, "not both"),
         (("--trace", Path("no-such-trace.jsonl")), 2, "no-such-trace.jsonl"),
         (("--blox", "3"), 2, "--blox"),
+        (ROUTING, 2, "give --workers N"),
+        ((*ROUTING, "--workers", "0", "--blocks", "9"), 2, "--workers is 0"),
+        ((*ROUTING, "--workers", "2"), 2, "give --blocks N"),
+        ((*ROUTING, "--workers", "2", "--blocks", "1,2"), 2, "names 2"),
+        ((*ROUTING, "--workers", "2", "--blocks", "9", "--policy", "lfu"), 2, "leave --policy lfu out"),
+        ((*ROUTING, "--workers", "2", "--blocks", "9", "--facts"), 2, "leave one of them out"),
+        (("--trace", TRACE, "--workers", "2"), 2, "give both or neither"),
+        (("--trace", TRACE, "--routing", "best", "--workers", "2"), 2, "known: round_robin, random, least_loaded"),
     ],
 )
 def test_bad_input_is_named(args: tuple[object, ...], code: int, words: str, kvscope: Callable[..., Ended]) -> None:
