@@ -69,7 +69,9 @@ def chunked_prefill(
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
         ROWS=_ROWS,
         TILE=_TILE,
-        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
+        # The interpreter multiplies the bits of bfloat16, not its values; on a GPU the type stays.
+        WIDEN=queries.device.type == "cpu",
+        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
     )
 
 
@@ -98,6 +100,7 @@ def _chunked_prefill(
     HEAD_DIM_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -115,6 +118,8 @@ def _chunked_prefill(
     query = tl.load(
         queries + row[:, None] * query_stride + head * query_head_stride + dim[None, :], mask=is_query, other=0.0
     )
+    if WIDEN:
+        query = query.to(tl.float32)
     position = context - num_queries + query_at  # of each query in its sequence
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -129,12 +134,17 @@ def _chunked_prefill(
         slot = block * block_stride + (at % BLOCK_SIZE) * slot_stride + (head // GROUP) * head_stride
         is_read = is_there[:, None] & (dim < HEAD_DIM)[None, :]
         key = tl.load(key_cache + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+        if WIDEN:
+            key = key.to(tl.float32)
+        # [ROWS, TILE], in powers of two: 1.4427 is 1 / ln 2.
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * 1.4426950408889634)
         score = tl.where(is_there[None, :] & (at[None, :] <= position[:, None]), score, float("-inf"))
         better = tl.maximum(best, tl.max(score, axis=1))
         weight = tl.exp2(score - better[:, None])
         kept = tl.exp2(best - better)
         value = tl.load(value_cache + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+        if WIDEN:
+            value = value.to(tl.float32)
         found = found * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
         total = total * kept + tl.sum(weight, axis=1)
         best = better

@@ -62,7 +62,9 @@ def paged_decode(
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
         TILE=_TILE,
         PART=_PART,
-        PRECISION="ieee" if queries.dtype == torch.float32 else "tf32",
+        # The interpreter multiplies the bits of bfloat16, not its values; on a GPU the type stays.
+        WIDEN=queries.device.type == "cpu",
+        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
     )
     if num_parts == 1:
         return (partial / sums.unsqueeze(-1)).squeeze(2).to(queries.dtype)
@@ -98,6 +100,7 @@ def _paged_decode(
     HEAD_DIM_PADDED: tl.constexpr,
     TILE: tl.constexpr,
     PART: tl.constexpr,
+    WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence = tl.program_id(0).to(tl.int64)
@@ -112,6 +115,8 @@ def _paged_decode(
     query = tl.load(
         queries + sequence * query_stride + head[:, None] * query_head_stride + dim[None, :], mask=is_query, other=0.0
     )
+    if WIDEN:
+        query = query.to(tl.float32)
 
     best = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
@@ -125,6 +130,8 @@ def _paged_decode(
         slot = block * block_stride + (at % BLOCK_SIZE) * slot_stride + kv_head * head_stride
         is_read = is_there[:, None] & (dim < HEAD_DIM)[None, :]
         key = tl.load(key_cache + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+        if WIDEN:
+            key = key.to(tl.float32)
         # [GROUP_PADDED, TILE], in powers of two: 1.4427 is 1 / ln 2.
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * 1.4426950408889634)
         score = tl.where(is_there[None, :], score, float("-inf"))
@@ -132,6 +139,8 @@ def _paged_decode(
         weight = tl.exp2(score - better[:, None])
         kept = tl.exp2(best - better)
         value = tl.load(value_cache + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+        if WIDEN:
+            value = value.to(tl.float32)
         found = found * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
         total = total * kept + tl.sum(weight, axis=1)
         best = better
