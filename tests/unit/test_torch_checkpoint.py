@@ -156,7 +156,7 @@ def with_a_shard_missing(folder: Path) -> None:
 
 def with_a_shard_that_lacks_a_tensor(folder: Path) -> None:
     places = in_shards(folder)
-    shifted = {name: "model-00001-of-00002.safetensors" for name in places}
+    shifted = dict.fromkeys(places, "model-00001-of-00002.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": shifted}))
 
 
