@@ -16,12 +16,9 @@ from dataclasses import dataclass
 
 from diagnosis.block_cache import BlockTrace
 from diagnosis.capacity import hit_rate_curve
-from engine_probe.engine.fleet.policies import Candidates, make_policy
+from engine_probe.engine.fleet.policies import Candidates, make_policy, prefix_key
 from engine_probe.engine.fleet.prefix_index import PrefixIndex
 from engine_probe.errors import DiagnosisError
-
-STICKY_DEPTH = 2
-"""Where a trace names no session, `sticky` sticks to the block at this depth: the first is often shared by all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +64,14 @@ def replay_routing(
     blocks: int | None,
     *,
     seed: int = 0,
+    ties: str = "random",
     counted: Sequence[bool] | None = None,
     sessions: Sequence[Hashable] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> RoutingReplay:
     """Replay `trace` over `num_workers` caches of `blocks` blocks.
 
+    ties      how the policy breaks them: random or lowest
     counted   [num_requests] requests that count in the rates; the others (a warm-up) fill caches and load workers. Default: all
     sessions  [num_requests] what `sticky` sticks to; None where unknown: then the request's own prefix
     watch     hears how many requests are done
@@ -85,13 +84,13 @@ def replay_routing(
     for name, given in (("counted", counted), ("sessions", sessions)):
         if given is not None and len(given) != trace.num_requests:
             raise DiagnosisError(f"{name} names {len(given)} requests, the trace has {trace.num_requests}")
-    policy = make_policy(routing, seed=seed)
+    policy = make_policy(routing, seed=seed, ties=ties)
     fleet = _Fleet(num_workers, blocks)
     queue = [0] * num_workers
     for number, hashes in enumerate(trace.lists()):
         matched = fleet.index.match(hashes)
         session = None if sessions is None else sessions[number]
-        key = session if session is not None else _prefix_key(hashes)
+        key = session if session is not None else prefix_key(hashes)
         chosen = policy.choose(Candidates(matched, fleet.load, queue, len(hashes), key)).index
         fleet.serve(chosen, hashes, matched[chosen], counts=counted is None or counted[number])
         if watch is not None:
@@ -159,7 +158,3 @@ class _Fleet:
             load / mean_load if mean_load else None,
             len(self._caches[number]),
         )
-
-
-def _prefix_key(hashes: list[int]) -> Hashable:
-    return hashes[min(STICKY_DEPTH, len(hashes)) - 1] if hashes else None

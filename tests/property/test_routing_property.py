@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from diagnosis.block_cache import block_trace
 from diagnosis.capacity import hit_rate_curve
 from diagnosis.routing_replay import replay_routing
-from engine_probe.engine.fleet.policies import POLICIES, Candidates, make_policy
+from engine_probe.engine.fleet.policies import POLICIES, Candidates, Sticky, make_policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
+from engine_probe.errors import UsageError
 
 loads = st.floats(0, 1e9) | st.integers(0, 3).map(float)
 
@@ -209,7 +210,7 @@ def test_a_replay_is_each_workers_own_lru(requests: list[list[int]], name: str, 
         matched = [
             next((depth for depth, block in enumerate(request) if block not in cache), len(request)) for cache in caches
         ]
-        key = request[min(2, len(request)) - 1] if request else None
+        key = request[:2][-1] if request else None
         chosen = policy.choose(Candidates(matched, load, [0] * workers, len(request), key)).index
         load[chosen] += len(request) - matched[chosen]
         given_to[chosen].append(request)
@@ -241,6 +242,48 @@ def test_lowest_ties_send_everything_to_one() -> None:
     first, any_of = make_policy("least_loaded", ties="lowest"), make_policy("least_loaded")
     assert {first.choose(equal).index for _ in range(100)} == {0}
     assert {any_of.choose(equal).index for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_prefix_affinity_breaks_ties_by_load_or_by_place() -> None:
+    """Two hold 3 of 4 blocks: the less loaded, or with `lowest` the first of them."""
+    among = Candidates([1, 3, 3], [0, 9, 2], [0, 0, 0], 4)
+    assert make_policy("prefix_affinity").choose(among).index == 2
+    assert make_policy("prefix_affinity", ties="lowest").choose(among).index == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"ties": "first"}, "lowest or random, not 'first'"),
+        ({"min_match_ratio": -0.1}, "min_match_ratio is -0.1"),
+        ({"load_weight": float("inf")}, "load_weight is inf"),
+        ({"name": "fastest"}, "no routing policy 'fastest' here; known: round_robin, random"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(more: dict[str, Any], words: str) -> None:
+    """The argument is named with its value."""
+    with pytest.raises(UsageError, match=words):
+        make_policy(**({"name": "prefix_affinity"} | more))
+
+
+def test_an_index_or_a_feed_that_makes_no_sense_is_refused() -> None:
+    """No worker, a delay below 0, a loss that is no share."""
+    with pytest.raises(UsageError, match="0 workers knows nobody"):
+        PrefixIndex(0)
+    for more, words in (({"delay_s": -1.0}, "delay_s is -1.0"), ({"loss_ratio": 1.5}, "loss_ratio is 1.5")):
+        with pytest.raises(UsageError, match=words):
+            EventFeed(PrefixIndex(1), **more)
+
+
+def test_sticky_forgets_the_key_unused_for_longest() -> None:
+    """Room for two keys: a, b, a, c; then b is new again and may go elsewhere, a is still at home."""
+    sticky = Sticky(ties="lowest", max_keys=2)
+
+    def ask(key: str, *load: int) -> int:
+        return sticky.choose(Candidates([0, 0], load, [0, 0], 1, key)).index
+
+    assert [ask("a", 0, 1), ask("b", 0, 1), ask("a", 5, 0), ask("c", 5, 0)] == [0, 0, 0, 1]
+    assert (ask("a", 5, 0), ask("b", 5, 0)) == (0, 1)
 
 
 def test_an_index_that_lost_a_parent_leaves_its_children_out_until_it_is_told_again() -> None:

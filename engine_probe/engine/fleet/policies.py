@@ -27,6 +27,8 @@ from engine_probe.errors import UsageError
 
 MAX_KEYS = 1_000_000
 """Keys that `sticky` remembers; the one unused for longest is forgotten first."""
+STICKY_DEPTH = 2
+"""The first block is often a system prompt that all share, and would pin everything to one worker."""
 TIES = ("lowest", "random")
 """Among equals: the first candidate, or any. `lowest` sends every tie to one worker: the fault `hotspot_tie_breaking`."""
 
@@ -62,6 +64,11 @@ class Policy(Protocol):
 
     def choose(self, candidates: Candidates) -> Choice:
         """One of them."""
+
+
+def prefix_key(hashes: Sequence[int]) -> Hashable:
+    """What `sticky` sticks to where a request names neither session nor tenant: its block at STICKY_DEPTH, or its last."""
+    return hashes[min(STICKY_DEPTH, len(hashes)) - 1] if hashes else None
 
 
 class RoundRobin:
@@ -119,7 +126,10 @@ class PowerOfTwo:
 
 
 class PrefixAffinity:
-    """The longest match; where it is below `min_match_ratio` of the prompt, the least load. Ties by `ties` alone."""
+    """The longest match; of several the less loaded, or with ties `lowest` the first.
+
+    Where the longest is below `min_match_ratio` of the prompt, the least load.
+    """
 
     name = "prefix_affinity"
 
@@ -127,6 +137,7 @@ class PrefixAffinity:
         if not min_match_ratio >= 0.0:
             raise UsageError(f"min_match_ratio is {min_match_ratio}; expected 0 or more (above 1 it is never reached)")
         self._min_match = min_match_ratio
+        self._goes_by_load = ties != "lowest"
         self._tie = _Tie(ties, seed)
 
     def choose(self, candidates: Candidates) -> Choice:
@@ -134,7 +145,7 @@ class PrefixAffinity:
         scores = [matched / prompt for matched in candidates.matched]
         if max(scores) < self._min_match:
             return self._tie.least(candidates)
-        return self._tie.best(scores)
+        return self._tie.best(scores, candidates.load if self._goes_by_load else None)
 
 
 class AffinityWithLoad:
