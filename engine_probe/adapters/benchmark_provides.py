@@ -206,7 +206,7 @@ SERVER_SPANS: Final = Provides(
 METRICS: Final = Provides(
     engine="opentelemetry",
     source="metrics",
-    needs="`gen_ai.*` metrics to `POST /v1/metrics`, or OTLP JSON lines to `import`",
+    needs="`gen_ai.*` metrics to `POST /v1/metrics`, OTLP JSON lines or a Prometheus page that has them to `import`",
     names=names("sample: worker at_ns name labels value"),
 )
 

@@ -14,9 +14,12 @@ from typing import Final
 from engine_probe.adapters.metric_names import SUFFIXES, Labels, MetricNames
 
 
-def _no_worker(worker: str | None, labels: Labels) -> str | None:
-    """What applications saw is no engine instance's."""
-    return None
+def _application(worker: str | None, labels: Labels) -> str | None:
+    """What applications saw is no engine instance's: nobody's where labels name the application, as OTLP's resource does.
+
+    On a page that was scraped nothing names it but who was scraped.
+    """
+    return None if "service" in labels or "instance" in labels else worker
 
 
 def _split(canonical: str, wire: str, label: str, value: str) -> Mapping[str, tuple[str, ...]]:
@@ -55,6 +58,6 @@ CLIENT: Final = MetricNames(
             "operation_time_per_output_chunk_seconds",
         ),
     },
-    worker_of=_no_worker,
+    worker_of=_application,
 )
 TABLES: Final = (SERVER, CLIENT)

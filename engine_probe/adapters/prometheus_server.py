@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from engine_probe.adapters.adapter import Adapter, Discovery, Line, Surroundings
+from engine_probe.adapters.adapter import Adapter, Client, Discovery, Line, Surroundings
 from engine_probe.adapters.metric_names import MetricNames
 from engine_probe.adapters.prometheus import Page
 from engine_probe.adapters.provides import Provides, names
@@ -49,10 +49,21 @@ class PrometheusServerAdapter(Adapter):
     def recognises(self, page: Page) -> bool:
         return any(s.series.name in ("prometheus_build_info", "prometheus_tsdb_head_series") for s in page.samples)
 
+    def discover(self, client: Client, page: Page) -> Discovery:
+        """What the server's own page tells; which of its targets are meant is said by `--match` alone."""
+        infos = [s.series.labels for s in page.samples if s.series.name == "prometheus_build_info"]
+        pools = (s.series for s in page.samples if s.series.name == "prometheus_target_scrape_pool_targets")
+        jobs = sorted({series.labels["scrape_job"] for series in pools if series.labels.get("scrape_job")})
+        version = infos[0].get("version") if infos else None
+        return Discovery(version=version, series=frozenset(page.names()), details={"jobs": tuple(jobs)})
+
     def facts(self, page: Page, seen: Discovery) -> dict[str, dict[str, Any]]:
         return {}
 
     def lines(self, seen: Discovery, around: Surroundings) -> list[Line]:
+        if (jobs := seen.details.get("jobs")) is not None:
+            text = f"Prometheus {seen.version or 'of unknown version'}; scrape jobs: {', '.join(jobs) or 'not told'}; say which "
+            return [Line("metrics", None, text + "with --match '{job=\"...\"}'"), _requests()]
         kinds = seen.details.get("kinds", {})
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none yet"
         text = f"Prometheus {seen.version or 'of unknown version'}; targets: {told}"
@@ -60,12 +71,12 @@ class PrometheusServerAdapter(Adapter):
         if "other" in kinds:
             text = "targets that no adapter knows keep their own names; narrow --match where they are not wanted"
             lines.append(Line("others", True, text))
-        lines.append(
-            Line(
-                "requests",
-                False,
-                "a metrics server tells of no request: attach to each engine, or put a proxy before it",
-            )
-        )
+        lines.append(_requests())
         lines += [Line("warning", False, text) for text in seen.details.get("warnings", ())]
         return lines
+
+
+def _requests() -> Line:
+    return Line(
+        "requests", False, "a metrics server tells of no request: attach to each engine, or put a proxy before it"
+    )

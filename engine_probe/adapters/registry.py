@@ -10,6 +10,7 @@ import importlib
 from functools import cache
 from typing import Final
 
+from engine_probe.adapters import genai_names
 from engine_probe.adapters.adapter import Adapter
 from engine_probe.adapters.metric_names import MetricNames
 from engine_probe.adapters.prometheus import Page
@@ -63,7 +64,8 @@ def tables_for(page: Page) -> tuple[MetricNames, ...]:
     maker = recognise(page)
     first = () if maker is None else maker.tables
     taken = {prefix for table in first for prefix in table.prefixes}
-    rest = [t for one in adapters() for t in one.tables if not taken & set(t.prefixes)]
+    known = (*genai_names.TABLES, *(table for one in adapters() for table in one.tables))
+    rest = [table for table in known if not taken & set(table.prefixes)]
     distinct: dict[tuple[str, ...], MetricNames] = {}
     for table in rest:
         distinct.setdefault(table.prefixes, table)

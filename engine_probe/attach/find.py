@@ -57,5 +57,10 @@ def _why(client: EngineClient, pages: dict[str, Page | UnknownFormat]) -> str:
         some = ", ".join(sorted(page.names())[:3])
         if not some:
             return f"{url}/metrics is empty: it has no series. The engine may be starting, or its statistics are off."
+        if any(name.startswith("gen_ai_") for name in page.names()):
+            return (
+                f"{url}/metrics has OpenTelemetry's GenAI metrics, of no engine that kvscope knows. Have them sent to the "
+                "collector's /v1/metrics, or follow the Prometheus server that scrapes them: kvscope attach prometheus."
+            )
         return f"{url}/metrics is a Prometheus page of something that kvscope does not know (it has {some}, ...)."
     return page.message if page is not None else f"{url} has no metrics page."

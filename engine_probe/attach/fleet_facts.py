@@ -63,7 +63,7 @@ class FleetFacts:
                 "at_ns": at_ns,
                 "mark": "config_changed",
                 "subject": "fleet",
-                "text": f"The fleet has {replicas} workers now, {before} before.",
+                "text": f"The fleet has {replicas} {'worker' if replicas == 1 else 'workers'} now, {before} before.",
                 "attrs": {"setting": "replicas", "old": str(before), "new": str(replicas), "seen_by": "attach"},
             }
         ]

@@ -99,6 +99,17 @@ def test_kv_events_are_told_as_they_are(engine: FakeEngine, run: Run, adapter: s
     assert "KV events are off" in text
 
 
+def test_a_prometheus_server_is_told_with_its_jobs(engine: FakeEngine, run: Run) -> None:
+    """Release and scrape jobs are on its own page; which of them are meant, --match says."""
+    engine.pose(
+        'prometheus_build_info{version="2.42.0"} 1\n'
+        'prometheus_target_scrape_pool_targets{scrape_job="vllm"} 2\nprometheus_target_scrape_pool_targets{scrape_job="dcgm"} 1\n'
+    )
+    checks = run(engine.url)[1]
+    assert checks["engine", engine.url]["text"] == "Prometheus 2.42.0"
+    assert "scrape jobs: dcgm, vllm; say which with --match" in checks["engine", "metrics"]["text"]
+
+
 def test_a_kv_event_endpoint_that_is_none_is_said(engine: FakeEngine, run: Run) -> None:
     """Not `off`: they are on, and the option is named that says where."""
     engine.set_json("/kv_event_sources", {"\u00b2": {"endpoint": "tcp://*:5557"}, "0": {"endpoint": None}})
@@ -172,6 +183,7 @@ def test_who_shows_no_metrics_is_told_by_what_it_has(engine: FakeEngine, pages: 
     [
         ("<html>hi</html>", 200, UnknownFormat, "HTML"),
         ("node_load1 1\nfoo 2\n", 200, UnknownFormat, "does not know (it has foo, node_load1"),
+        ("gen_ai_client_token_usage_count 1\n", 200, UnknownFormat, "collector's /v1/metrics"),
         ("no", 401, UsageError, "--engine-key"),
         ("broken", 503, EngineUnreachable, "503"),
         ("", 200, UnknownFormat, "is empty: it has no series"),
