@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from engine_probe.errors import UsageError
@@ -94,14 +93,8 @@ class PrefixIndex:
         assert all(0 < bits <= self._all for bits in self._holders.values())
 
 
-@dataclass(order=True, slots=True)
-class _Event:
-    due_ns: int
-    number: int
-    worker: int = field(compare=False)
-    change: str = field(compare=False)
-    hashes: Sequence[int] = field(compare=False)
-    parents: Sequence[int | None] = field(compare=False)
+_Event = tuple[int, int, int, str, Sequence[int], Sequence[int | None]]
+"""(due_ns, number, worker, change, hashes, parents): numbers differ, so that order never looks further."""
 
 
 class EventFeed:
@@ -144,21 +137,21 @@ class EventFeed:
     def advance(self, now_ns: int) -> None:
         """What is due by now reaches the index."""
         pending = self._pending
-        while pending and pending[0].due_ns <= now_ns:
-            event = heappop(pending)
-            if event.change == "stored":
-                self.index.stored(event.worker, event.hashes, event.parents)
-            elif event.change == "removed":
-                self.index.removed(event.worker, event.hashes)
+        while pending and pending[0][0] <= now_ns:
+            _, _, worker, change, hashes, parents = heappop(pending)
+            if change == "stored":
+                self.index.stored(worker, hashes, parents)
+            elif change == "removed":
+                self.index.removed(worker, hashes)
             else:
-                self.index.cleared(event.worker)
+                self.index.cleared(worker)
 
     def _tell(self, at_ns: int, worker: int, change: str, hashes: Sequence[int], parents: Sequence[int | None]) -> None:
         if self.loss_ratio and self._random.random() < self.loss_ratio:
             self.num_lost += 1
             return
         self._number += 1
-        heappush(self._pending, _Event(at_ns + self.delay_ns, self._number, worker, change, hashes, parents))
+        heappush(self._pending, (at_ns + self.delay_ns, self._number, worker, change, hashes, parents))
 
 
 def _write(matched: list[int], workers: int, depth: int) -> None:
