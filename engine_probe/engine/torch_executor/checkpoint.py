@@ -6,7 +6,6 @@ safetensors library are translated here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine_probe.engine.torch_executor.json_file import read_json
 from engine_probe.engine.torch_executor.model_config import ModelConfig, read_config, token_ids
 from engine_probe.engine.torch_executor.weights import expected_shapes
 from engine_probe.errors import ModelUnreadable
@@ -33,16 +33,6 @@ def read_folder_config(folder: Path) -> ModelConfig:
         ends = token_ids(said.get("eos_token_id"), "eos_token_id") if isinstance(said, dict) else frozenset()
         config = replace(config, eos_token_ids=config.eos_token_ids | ends)
     return config
-
-
-def read_json(path: Path) -> Any:
-    """Its content. Raises ModelUnreadable where it is absent or no JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelUnreadable(f"{path.name} is missing in {path.parent}", path=str(path)) from error
-    except (OSError, ValueError) as error:
-        raise ModelUnreadable(f"{path} cannot be read as JSON: {error}", path=str(path)) from error
 
 
 class SafetensorsFolder:
