@@ -51,14 +51,18 @@ class PrefixIndex:
     def stored(self, worker: int, hashes: Sequence[int], parents: Sequence[int | None]) -> None:
         """`worker` holds these from now on. parents: of each; None for a first block."""
         bit, holders = 1 << worker, self._holders
+        get, added = holders.get, 0
+        placed = None  # the one before, which is the parent of nearly every one
         for block_hash, parent in zip(hashes, parents, strict=True):
-            if parent is not None and not holders.get(parent, 0) & bit:
+            if parent is not None and parent != placed and not get(parent, 0) & bit:
                 self.num_orphans += 1
                 continue
-            before = holders.get(block_hash, 0)
+            before = get(block_hash, 0)
             if not before & bit:
                 holders[block_hash] = before | bit
-                self._num_blocks[worker] += 1
+                added += 1
+            placed = block_hash
+        self._num_blocks[worker] += added
 
     def removed(self, worker: int, hashes: Sequence[int]) -> None:
         """It gave them up. What hangs below them stays known, and counts again when they come back."""
