@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,11 +40,12 @@ def kv_size(
     """How much KV cache a request takes: exact bytes, blocks, what rounding wastes, and how many fit."""
     from diagnosis.kv_size import GIB, fit_blocks, fit_memory
     from diagnosis.kv_size import kv_size as size_of
+    from engine_probe.models.config_file import read_config
     from engine_probe.models.kv_geometry import geometry
 
     if memory_gib is not None and num_blocks is not None:
         raise UsageError("give --memory-gib or --num-blocks, not both")
-    name, source, fields = _load(config)
+    name, source, fields = read_config(config)
     model = geometry(fields, kv_dtype)
     size = size_of(model, tokens, requests=requests, block_size=block_size, tp=tp)
     fit = None
@@ -57,29 +57,6 @@ def kv_size(
         emit_json(_document(name, source, model, size, fit))
     else:
         emit(_text(name, source, model, size, fit))
-
-
-def _load(config: str) -> tuple[str, str, dict[str, Any]]:
-    """Name, where the values come from, and the fields."""
-    import msgspec
-
-    from engine_probe.models.catalogue import SOURCE, find_model
-
-    path = Path(config)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        if path.suffix == ".json" or len(path.parts) > 2:
-            raise UsageError(f"there is no file {path}; give a model's config.json, its folder, or a well-known name")
-        name, fields = find_model(config)
-        return name, SOURCE, fields
-    try:
-        fields = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise UsageError(f"{path} holds no JSON object, so it is no model's config.json")
-    return str(fields.get("_name_or_path") or fields.get("model_type") or path.parent.name), str(path), fields
 
 
 def _document(name: str, source: str, model: KvGeometry, size: KvSize, fit: Fit | None) -> dict[str, Any]:

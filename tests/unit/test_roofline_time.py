@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -412,6 +414,25 @@ def test_a_config_whose_time_is_not_known_is_refused(change: dict[str, Any], wor
     assert model_shape(config).layers == 2
     with pytest.raises(UsageError, match=words):
         model_shape(config | change)
+
+
+def test_models_and_hardware_of_your_own_are_read_from_files(tmp_path: Path) -> None:
+    """A config.json or its folder, and a JSON object of figures; a file that is neither says so."""
+    fields = {"model_type": "mine", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "intermediate_size": 64, "vocab_size": 100}))
+    assert find_shape(str(tmp_path)).name == find_shape(str(tmp_path / "config.json")).name == "mine"
+    described = tmp_path / "own.json"
+    described.write_text('{"base": "l40s", "memory_bandwidth": 1e12}')
+    own = find_hardware(str(described))
+    assert (own.name, own.memory_bandwidth, own.peak_flops) == ("own", 1e12, 362.05e12)
+    described.write_text(json.dumps({"base": str(described)}))
+    with pytest.raises(UsageError, match="no hardware"):
+        find_hardware(str(described))
+    described.write_text("[]")
+    with pytest.raises(UsageError, match="holds no JSON object, so it is no description of hardware"):
+        find_hardware(str(described))
+    with pytest.raises(UsageError, match=r"absent\.json cannot be read as JSON"):
+        find_hardware(str(tmp_path / "absent.json"))
 
 
 def test_models_and_dtypes_that_are_not_known_are_named() -> None:

@@ -5,7 +5,7 @@ Peaks are NVIDIA's datasheets (dense, without structured sparsity; one direction
 measuring: attention reaches 50 to 73 % of an A100's peak (Dao 2023, FlashAttention-2) and up to 75 % of an H100's (Shah
 et al. 2024, FlashAttention-3); reading weights reaches about 1,700 of an A100's 2,039 GB/s (gpt-fast, README). Where
 nothing is published for a part, `measured` says whose figure was taken in its place. Give your own with
-`dataclasses.replace` or `from_fields`.
+`dataclasses.replace`, `from_fields` or a JSON file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from engine_probe.errors import UsageError
+from engine_probe.models.config_file import read_object
 
 MIB = 1 << 20
 
@@ -113,11 +115,11 @@ HARDWARE: dict[str, Hardware] = {
 
 
 def find_hardware(name: str) -> Hardware:
-    """The accelerator called `name`, in any case; UsageError names the known ones."""
-    key = name.strip().lower().removeprefix("nvidia").strip(" -_")
-    if key not in HARDWARE:
-        raise UsageError(f"no hardware '{name}' here; known: {', '.join(HARDWARE)}", hardware=name)
-    return HARDWARE[key]
+    """The accelerator called `name`, in any case, or that of a JSON file (`from_fields`); UsageError names the known ones."""
+    if name.endswith(".json"):
+        path = Path(name)
+        return from_fields({"name": path.stem, "source": path.name, **read_object(path, "description of hardware")})
+    return _named(name)
 
 
 def from_fields(values: Mapping[str, Any]) -> Hardware:
@@ -130,10 +132,20 @@ def from_fields(values: Mapping[str, Any]) -> Hardware:
         raise UsageError(f"hardware has no {', '.join(unknown)}; known: base, {', '.join(sorted(known))}")
     given = {key: value for key, value in values.items() if key != "base"}
     if "base" in values:
-        base = find_hardware(str(values["base"]))
+        base = _named(str(values["base"]))
         start = {field.name: getattr(base, field.name) for field in fields(Hardware)}
         given = start | {"source": f"{base.name}, changed: {', '.join(sorted(given))}"} | given
     missing = sorted({"name", "peak_flops", "memory_bandwidth", "memory_bytes", "host_bandwidth"} - set(given))
     if missing:
         raise UsageError(f"hardware needs {', '.join(missing)}, or a base that has them", field=missing[0])
     return Hardware(**{"peak_fp8_flops": None, **given})
+
+
+def _named(name: str) -> Hardware:
+    key = name.strip().lower().removeprefix("nvidia").strip(" -_")
+    if key not in HARDWARE:
+        raise UsageError(
+            f"no hardware '{name}' here; known: {', '.join(HARDWARE)}. Or give a JSON file that describes yours",
+            hardware=name,
+        )
+    return HARDWARE[key]

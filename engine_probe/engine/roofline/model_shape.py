@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_probe.errors import UsageError
-from engine_probe.models.catalogue import find_model
+from engine_probe.models.config_file import read_config
 from engine_probe.models.kv_geometry import DTYPE_BYTES, LINEAR, KvGeometry, geometry
 
 REFUSED = ("kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace")
@@ -103,8 +103,8 @@ class ModelShape:
 
 
 def find_shape(name: str, *, dtype: str = "auto", kv_dtype: str = "auto") -> ModelShape:
-    """The shape of a well-known model; UsageError with close names where it is unknown."""
-    found, config = find_model(name)
+    """The shape of a well-known model, a config.json or its folder; UsageError with close names where there is none."""
+    found, _, config = read_config(name)
     return model_shape(config, name=found, dtype=dtype, kv_dtype=kv_dtype)
 
 
