@@ -83,7 +83,7 @@ class EngineBench:
         """Step until nothing is left to do."""
         outputs: list[Output] = []
         while self.engine.has_work and steps:
-            outputs += self.engine.step()
+            outputs += self.engine.step() or []
             self.engine.check_integrity()
             steps -= 1
         return outputs

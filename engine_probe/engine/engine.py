@@ -16,7 +16,8 @@ from engine_probe.engine.executor import Executor, StepPlan, StepResult
 from engine_probe.engine.flight import Flight
 from engine_probe.engine.host_blocks import HostBlocks
 from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
-from engine_probe.engine.kv_manager import KvManager
+from engine_probe.engine.kv_listeners import KvListeners
+from engine_probe.engine.kv_manager import KvListener, KvManager
 from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence
 from engine_probe.errors import PromptRefused
@@ -39,11 +40,18 @@ class Engine:
     """One worker.
 
     recorder   its clock is the engine's clock
+    listeners  hear of block changes too (a router's index, a publisher of KV events)
     costs      what bookkeeping costs in virtual time; default: it takes the time that it takes
     """
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, recorder: Recorder, costs: HostCosts | None = None
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        recorder: Recorder,
+        *,
+        costs: HostCosts | None = None,
+        listeners: Items[KvListener] = (),
     ) -> None:
         self.config = config
         self.executor = executor
@@ -59,7 +67,7 @@ class Engine:
             ttl_s=config.ttl_s,
             min_reuse_tokens=config.min_reuse_tokens,
             costs=self.costs,
-            listener=self.flight,
+            listener=KvListeners((self.flight, *listeners)),
         )
         self.host = HostBlocks(config.swap_blocks)
         self.scheduler = Scheduler(self.kv, config.scheduler, self.host, self.clock.monotonic_ns)
@@ -84,14 +92,24 @@ class Engine:
         return bool(self._by_id)
 
     @property
+    def request_ids(self) -> list[str]:
+        """Requests under way, in the order in which they came."""
+        return list(self._by_id)
+
+    @property
     def next_deadline_ns(self) -> int | None:
         """When the next request runs out of time."""
+        while self._deadlines and self._deadlines[0][2].finish_reason is not None:
+            heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def submit(self, sequence: Sequence) -> None:
-        """It waits for its first step from now on. Raises PromptRefused where it can never run; that is recorded too."""
+    def submit(self, sequence: Sequence, queued_ns: int | None = None) -> None:
+        """It waits for its first step from `queued_ns` on (default: now).
+
+        Raises PromptRefused where it can never run; that is recorded too.
+        """
         reason = self._refusal(sequence)
-        now_ns = self.clock.monotonic_ns()
+        now_ns = self.clock.monotonic_ns() if queued_ns is None else queued_ns
         if reason is not None:
             self.flight.rejected(sequence, reason)
             raise PromptRefused(reason, request_id=sequence.request_id)
@@ -116,19 +134,19 @@ class Engine:
         self.flight.ended(sequence, "aborted", reason)
         return True
 
-    def step(self, until_ns: int | None = None) -> list[Output]:
-        """One iteration; tokens that came of it. Nothing to compute: no step, an empty list.
+    def step(self, until_ns: int | None = None) -> list[Output] | None:
+        """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done.
 
         until_ns   where nothing else happens before this instant, equal decode steps may be done at once
         """
-        self._expire_requests()
+        expired = self._expire_requests()
         begin_ns = self.clock.monotonic_ns()
         self.flight.begin_step(begin_ns)
         schedule = self.scheduler.schedule()
         plan = schedule.plan
         if plan.is_empty:
             self.flight.skip_step(schedule)
-            return []
+            return expired or None
         planned_ns = self.clock.monotonic_ns()
         self.flight.planned(schedule)
         steps = self._equal_steps(schedule, until_ns)
@@ -138,7 +156,7 @@ class Engine:
         for output in outputs:
             if output.finish_reason is not None:
                 self.flight.ended(output.sequence, "finished", output.finish_reason)
-        return outputs
+        return expired + outputs
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix; what runs keeps its blocks. Returns how many blocks were forgotten."""
@@ -168,12 +186,15 @@ class Engine:
             return f"request id {sequence.request_id} is under way already; give another"
         return None
 
-    def _expire_requests(self) -> None:
+    def _expire_requests(self) -> list[Output]:
         now_ns = self.clock.monotonic_ns()
+        expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, sequence = heappop(self._deadlines)
             if sequence.finish_reason is None:
                 self.abort(sequence.request_id, "timeout")
+                expired.append(Output(sequence, (), "timeout"))
+        return expired
 
     def _equal_steps(self, schedule: Schedule, until_ns: int | None) -> int:
         plan = schedule.plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from engine_probe.errors import UsageError
@@ -110,7 +111,12 @@ class LengthAware(_Ranked):
         return -depth
 
 
-ORDERS = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed, "fifo": FirstInFirstOut, "length": LengthAware}
+ORDERS: dict[str, Callable[[], EvictionOrder]] = {
+    "lru": LeastRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "fifo": FirstInFirstOut,
+    "length": LengthAware,
+}
 
 
 def eviction_order(name: str) -> EvictionOrder:

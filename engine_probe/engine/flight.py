@@ -86,6 +86,8 @@ class Flight:
             tenant=sequence.tenant,
             **sequence.columns,
         )
+        for phase, start_ns, end_ns in sequence.early_spans:
+            self.recorder.span(sequence.slot, phase, start_ns, end_ns)
         self._waited_at_arrival[sequence.request_id] = dict(self._waited_s)
 
     def rejected(self, sequence: Sequence, reason: str) -> None:

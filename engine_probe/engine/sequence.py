@@ -33,6 +33,8 @@ class Sequence:
     token_ids      prompt and output so far; empty where tokens are only counted (virtual time)
     prompt_hashes  [num_prompt // block_size] chain hashes of the full prompt blocks; made from token_ids where those exist
     root           parent hash of its first block (model, dtype, LoRA, ...: `kv_identity.py`)
+    columns        of its `request` row that are known from outside
+    early_spans    (phase, start_ns, end_ns) before it began to wait: frontend, tokenize
     blocks         block table: physical block of logical block i
     is_forked      it shares blocks that it may write
     num_ever_computed   tokens whose KV it had before it gave way
@@ -51,6 +53,7 @@ class Sequence:
     tenant: str | None = None
     deadline_ns: int | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    early_spans: Items[tuple[str, int, int]] = ()
 
     state: State = State.WAITING
     number: int = 0

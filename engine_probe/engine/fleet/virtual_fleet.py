@@ -1,0 +1,275 @@
+"""A fleet in virtual time: workers with clocks of their own, one loop that always moves the one that is furthest behind.
+
+So nothing is seen before it happened, but for the step a worker is in: what it will have done at its end is known when the
+step begins (a router may see a request leave up to one step early). Clients may lose patience, ask again, or wait for their
+answer before they ask for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from engine_probe.engine.engine import Engine, Output
+from engine_probe.engine.fleet.router import Router
+from engine_probe.engine.sampling_params import SamplingParams
+from engine_probe.engine.sequence import Sequence as EngineSequence
+from engine_probe.engine.traffic.call import Call
+from engine_probe.engine.virtual_clock import VirtualClock
+from engine_probe.errors import PromptRefused, UsageError
+
+FLUSH_STEPS = 1 << 12
+FLUSH_BLOCKS = 1 << 16
+
+
+class FrontEnd(Protocol):
+    """What stands before the engine: HTTP, parsing, a tokenizer."""
+
+    def delay_s(self, call: Call, now_ns: int) -> float:
+        """Seconds from the call's arrival until the engine has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantFrontEnd:
+    """Always the same."""
+
+    seconds: float = 0.002
+
+    def delay_s(self, call: Call, now_ns: int) -> float:
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """A client that has no first token after `timeout_s` gives up, and asks again up to `max_retries` times after `backoff_s`."""
+
+    timeout_s: float
+    max_retries: int = 0
+    backoff_s: float = 0.1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run came to. Counts of requests; virtual_s: how long it lasted on its own clock."""
+
+    finished: int = 0
+    aborted: int = 0
+    rejected: int = 0
+    stuck: int = 0
+    retries: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A call under way: which try it is, and who serves it."""
+
+    call: Call
+    attempt: int
+    worker: int
+    has_token: bool = False
+
+
+class VirtualFleet:
+    """Engines on virtual clocks behind one router.
+
+    in_flight   None: calls come when they come (open loop). A number: so many clients, each asks for the next call when its
+                answer is there (closed loop); the calls' instants do not count then
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        router: Router,
+        *,
+        front_end: FrontEnd | None = None,
+        patience: Patience | None = None,
+        in_flight: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        if not engines:
+            raise UsageError("a fleet has at least one worker")
+        if in_flight is not None and in_flight < 1:
+            raise UsageError(f"in_flight is {in_flight}; expected 1 or more")
+        self.engines = list(engines)
+        self.router = router
+        self.tally = Tally()
+        self._front_end = front_end or ConstantFrontEnd()
+        self._patience = patience
+        self._in_flight = in_flight
+        self._on_progress = on_progress
+        self._clocks = [_virtual(engine) for engine in engines]
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._num_events = 0
+        self._asks: dict[str, _Ask] = {}
+        self._calls: Iterator[Call] = iter(())
+
+    def at(self, at_ns: int, action: Callable[[int], None]) -> None:
+        """Do this at that instant of the run's clock (a fault begins, a cache is reset); it is given the instant."""
+        self._num_events += 1
+        heappush(self._events, (at_ns, self._num_events, action))
+
+    def run(self, calls: Iterable[Call]) -> Tally:
+        """Serve the calls, in order of their arrival, to the last; rows go where the recorders' sinks lead."""
+        self._calls = iter(calls)
+        for _ in range(self._in_flight or 1):
+            self._next_call(0)
+        last_ns = 0
+        while True:
+            worker = self._furthest_behind()
+            event_ns = self._events[0][0] if self._events else None
+            if worker is None or (event_ns is not None and self._clocks[worker].now >= event_ns):
+                if event_ns is None:
+                    break
+                at_ns, _, action = heappop(self._events)
+                last_ns = max(last_ns, at_ns)
+                action(at_ns)
+            else:
+                self._step(worker, event_ns)
+        for engine in self.engines:
+            engine.flight.stopped(engine)
+            engine.flight.recorder.flush()
+        self.router.recorder.flush()
+        self.tally.virtual_s = max(last_ns, *(clock.now for clock in self._clocks)) / 1e9
+        return self.tally
+
+    def check_integrity(self) -> None:
+        """Every engine's blocks and requests add up. Raises AssertionError."""
+        for engine in self.engines:
+            engine.check_integrity()
+
+    def _furthest_behind(self) -> int | None:
+        best, best_ns = None, 0
+        for index, engine in enumerate(self.engines):
+            if engine.has_work:
+                now = self._clocks[index].now
+                if best is None or now < best_ns:
+                    best, best_ns = index, now
+        return best
+
+    def _step(self, worker: int, event_ns: int | None) -> None:
+        engine, clock = self.engines[worker], self._clocks[worker]
+        # In a closed loop an answer brings the next call, at an instant that is not known yet: steps come one by one.
+        outputs = engine.step(event_ns if self._in_flight is None else None)
+        self.tally.steps += 1
+        if outputs is None:
+            self._wait(engine, clock, event_ns)
+            return
+        for output in outputs:
+            self._note(output, clock.now)
+        recorder = engine.flight.recorder
+        if recorder.blocks.num_waiting > FLUSH_BLOCKS or recorder.ring.head - recorder.ring.tail > FLUSH_STEPS:
+            recorder.flush()
+
+    def _wait(self, engine: Engine, clock: VirtualClock, event_ns: int | None) -> None:
+        """Nothing can be computed until something happens."""
+        instants = [at_ns for at_ns in (event_ns, engine.next_deadline_ns) if at_ns is not None]
+        if instants:
+            clock.advance_to(min(instants))
+            return
+        for request_id in engine.request_ids:
+            engine.abort(request_id, "stuck")
+            self._end(request_id, clock.now)
+            self.tally.stuck += 1
+
+    def _next_call(self, now_ns: int) -> None:
+        call = next(self._calls, None)
+        if call is None:
+            return
+        at_ns = call.at_ns if self._in_flight is None else now_ns
+        if at_ns < now_ns:
+            raise UsageError(f"call {call.request_id} comes at {at_ns} ns, before its forerunner; sort the calls")
+        self.at(at_ns, lambda at: self._arrive(call, at))
+
+    def _arrive(self, call: Call, at_ns: int) -> None:
+        if self._in_flight is None:
+            self._next_call(at_ns)
+        if self._on_progress is not None:
+            self._on_progress(1)
+        self._ask(call, at_ns, 0)
+
+    def _ask(self, call: Call, at_ns: int, attempt: int) -> None:
+        worker = self.router.route(call, at_ns)
+        engine, clock = self.engines[worker], self._clocks[worker]
+        front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
+        queued_ns = at_ns + round(front_s * 1e9)
+        self._asks[call.request_id] = _Ask(call, attempt, worker)
+        self.at(queued_ns, lambda _: self._submit(call, at_ns, queued_ns, attempt, engine, clock))
+
+    def _submit(
+        self, call: Call, at_ns: int, queued_ns: int, attempt: int, engine: Engine, clock: VirtualClock
+    ) -> None:
+        clock.advance_to(queued_ns)
+        columns = {
+            "workload": call.workload,
+            "session_id": call.session_id,
+            "turn": call.turn,
+            "prefix_hash": call.prefix_hash,
+            "route_id": call.request_id,
+            "labels": dict(call.labels),
+            "attempt": attempt,
+            "retry_count": attempt,
+        }
+        sequence = EngineSequence(
+            call.request_id,
+            call.prompt_tokens,
+            SamplingParams(max_tokens=call.output_tokens),
+            at_ns,
+            prompt_hashes=call.blocks,
+            priority=call.priority,
+            tenant=call.tenant,
+            columns={name: value for name, value in columns.items() if value is not None},
+            early_spans=[("frontend", at_ns, queued_ns)],
+        )
+        try:
+            engine.submit(sequence, queued_ns)
+        except PromptRefused:
+            self.tally.rejected += 1
+            self._end(call.request_id, queued_ns)
+            return
+        if self._patience is not None:
+            due_ns = at_ns + round(self._patience.timeout_s * 1e9)
+            self.at(max(due_ns, queued_ns), lambda at: self._lose_patience(call, attempt, at))
+
+    def _lose_patience(self, call: Call, attempt: int, at_ns: int) -> None:
+        ask, patience = self._asks.get(call.request_id), self._patience
+        if ask is None or patience is None or ask.attempt != attempt or ask.has_token:
+            return
+        self._clocks[ask.worker].advance_to(at_ns)
+        self.engines[ask.worker].abort(call.request_id, "client_timeout")
+        self.tally.aborted += 1
+        self._end(call.request_id, at_ns, goes_on=attempt < patience.max_retries)
+        if attempt < patience.max_retries:
+            self.tally.retries += 1
+            again_ns = at_ns + round(patience.backoff_s * 1e9)
+            self.at(again_ns, lambda at: self._ask(call, at, attempt + 1))
+
+    def _note(self, output: Output, now_ns: int) -> None:
+        ask = self._asks.get(output.sequence.request_id)
+        self.tally.output_tokens += len(output.tokens)
+        if ask is not None and output.tokens:
+            ask.has_token = True
+        if output.finish_reason is not None:
+            if output.finish_reason == "timeout":
+                self.tally.aborted += 1
+            else:
+                self.tally.finished += 1
+            self._end(output.sequence.request_id, now_ns)
+
+    def _end(self, request_id: str, now_ns: int, *, goes_on: bool = False) -> None:
+        ask = self._asks.pop(request_id, None)
+        if ask is None:
+            return
+        self.router.board.ended(ask.worker)
+        if self._in_flight is not None and not goes_on:
+            self._next_call(now_ns)
+
+
+def _virtual(engine: Engine) -> VirtualClock:
+    if not isinstance(engine.clock, VirtualClock):
+        raise UsageError(f"worker {engine.config.worker} does not run in virtual time")
+    return engine.clock

@@ -1,0 +1,49 @@
+"""One call of a client: when it comes, how long it is, which blocks its prompt is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MASK = (1 << 64) - 1
+ODD = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """at_ns: instant on the run's own clock.
+
+    blocks       chain hashes of the full prompt blocks (of the engine's block size)
+    prefix_hash  of the prefix that it shares with others; None: it shares none
+    """
+
+    request_id: str
+    at_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    blocks: Sequence[int] = ()
+    prefix_hash: int | None = None
+    tenant: str | None = None
+    workload: str | None = None
+    session_id: str | None = None
+    turn: int | None = None
+    priority: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def made_up_blocks(name: int, count: int, first: int = 0) -> list[int]:
+    """Hashes of blocks [first, first + count) of the text called `name`: distinct for distinct (name, position).
+
+    Not zero, below 2^63. One text's numbers are evenly strewn; two names' sequences begin at places that a mixing
+    function (splitmix64, Steele et al. 2014) keeps apart.
+    """
+    base = mixed(name)
+    return [((base + index * ODD) & MASK) >> 1 or 1 for index in range(first, first + count)]
+
+
+def mixed(number: int) -> int:
+    """splitmix64's finaliser: a bijection of 64-bit numbers that looks random."""
+    z = (number + ODD) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
