@@ -384,6 +384,8 @@ def test_own_hardware_from_a_known_one_or_from_nothing() -> None:
         ("compute_efficiency", 1.2),
         ("peak_flops", "fast"),
         ("memory_bytes", True),
+        ("memory_bandwidth", float("nan")),
+        ("host_overhead_s", 10**400),
     ):
         with pytest.raises(UsageError, match=f"hardware {field} is"):
             from_fields({"base": "h100", field: value})
@@ -394,6 +396,7 @@ def test_own_hardware_from_a_known_one_or_from_nothing() -> None:
     [
         ({"vocab_size": None}, "has no vocab_size"),
         ({"intermediate_size": 1.5}, "intermediate_size is 1.5"),
+        ({"vocab_size": 10**400}, "vocab_size is a number of many digits"),
         ({"num_experts": 4, "num_experts_per_tok": 9}, "9 of 4 experts"),
         ({"n_shared_experts": 1}, "has n_shared_experts"),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, "has kv_lora_rank"),

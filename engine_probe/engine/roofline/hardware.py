@@ -20,6 +20,8 @@ from engine_probe.errors import UsageError
 from engine_probe.models.config_file import read_object
 
 MIB = 1 << 20
+LARGEST = 1e30
+"""No figure of a machine is larger; sums and products of such stay numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class Hardware:
             if field.name in ("name", "source", "measured") or value is None:
                 continue
             lowest = 0 if field.name.endswith("_s") else math.ulp(0.0)
-            highest = 1.0 if field.name.endswith("_efficiency") else math.inf
-            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            highest = 1.0 if field.name.endswith("_efficiency") else LARGEST
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
             if not fits or not lowest <= value <= highest:
                 expected = "above 0, at most 1" if highest == 1.0 else ("0 or more" if lowest == 0 else "above 0")
                 raise UsageError(f"hardware {field.name} is {value!r}; expected a number {expected}", field=field.name)

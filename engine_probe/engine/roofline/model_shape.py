@@ -16,6 +16,8 @@ from engine_probe.errors import UsageError
 from engine_probe.models.config_file import read_config
 from engine_probe.models.kv_geometry import DTYPE_BYTES, LINEAR, KvGeometry, geometry
 
+LARGEST = 1 << 40
+"""No count in a config is larger."""
 REFUSED = ("kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace")
 """Fields of latent attention, shared experts and mixed dense and sparse layers."""
 BIASED = ("qwen2",)
@@ -163,8 +165,9 @@ def _count(text: Mapping[str, Any], name: str, field: str, default: int | None =
         if default is None:
             raise UsageError(f"the config of {name} has no {field}, which its time depends on", field=field)
         return default
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{field} is {value!r} in the config of {name}; expected a whole number above 0", field=field)
+    if type(value) is not int or not 0 < value <= LARGEST:
+        said = "a number of many digits" if type(value) is int and value > LARGEST else repr(value)
+        raise UsageError(f"{field} is {said} in the config of {name}; expected a whole number above 0", field=field)
     return value
 
 
