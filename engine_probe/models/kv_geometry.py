@@ -48,6 +48,10 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What the family's code assumes where its config.json is silent. gemma3 and llama4 nest these under text_config."""
 
+MOST_LAYERS = 10_000
+LARGEST = 1 << 40
+"""No count in a config is larger; of layers each is looked at."""
+
 FULL, WINDOW, CHUNK, LINEAR = "full", "window", "chunk", "linear"
 LAYER_TYPES = {
     "full_attention": FULL,
@@ -180,8 +184,11 @@ def _count(text: Mapping[str, Any], names: Sequence[str], *, optional: bool = Fa
     for name in names:
         if name in text:
             value = text[name]
+            most = MOST_LAYERS if names is NUM_LAYERS else LARGEST
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} is {value!r} in the config; expected a whole number above 0", field=name)
+            if value > most:
+                raise UsageError(f"{name} is above {most:,} in the config, which no model has", field=name)
             return value
     if optional:
         return None

@@ -261,6 +261,8 @@ def test_chunked_attention_holds_at_most_a_chunk() -> None:
         ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
         ({"num_key_value_heads": [2, 2, 2]}, "expected 2 whole numbers"),
         ({"kv_lora_rank": 512}, "no qk_rope_head_dim"),
+        ({"num_hidden_layers": 100_000_000_000}, "num_hidden_layers is above 10,000"),
+        ({"hidden_size": 10**400}, "hidden_size is above 1,099,511,627,776"),
     ],
 )
 def test_a_config_that_cannot_be_read_names_the_field(change: dict[str, Any], words: str) -> None:
