@@ -19,7 +19,7 @@ try:
 except ImportError as _missing:
     print(
         f"kvscope: {_missing.name or 'typer'} is not installed: this environment has the probe alone. The command needs "
-        "the extra: pip install 'kvscope[service]' (from the source tree: pip install '.[service]')",
+        "the extra `service`: pip install '.[service]' in kvscope's folder",
         file=sys.stderr,
     )
     sys.exit(2)

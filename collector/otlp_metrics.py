@@ -9,24 +9,19 @@ As with traces, a bad point does not cost its neighbours: it is told as `partial
 from __future__ import annotations
 
 import threading
-from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from collector.body import Lease
 from collector.identity import Sender
 from collector.ingest import Arrival, Body, Ingest
-from collector.traces import MEDIA_TYPES, SOURCE
+from collector.otlp_answer import MEDIA_TYPES, SOURCE, answer_of_points
 from engine_probe.adapters.genai_names import TABLES
 from engine_probe.adapters.otlp_points import decode_points
 from engine_probe.adapters.otlp_series import SeriesBook
-from engine_probe.codec import JSON_CONTENT_TYPE
 from engine_probe.readers.scrapes import sample_table
 from engine_probe.validate import validate
-
-MAX_REASON: Final = 300
 
 
 class OtlpMetrics:
@@ -61,8 +56,8 @@ class OtlpMetrics:
             duplicate=prepared.num_repeated,
             rejected=num_rejected,
         )
-        reason = prepared.refused[0][:MAX_REASON] if prepared.refused else ""
-        return _answer(arrival.media_type, num_rejected, reason), arrival.media_type
+        reason = prepared.refused[0] if prepared.refused else ""
+        return answer_of_points(arrival.media_type, num_rejected, reason), arrival.media_type
 
     def _open_book(self) -> SeriesBook:
         """The tables of all engines too: collectors forward what they scraped from an engine's page."""
@@ -71,17 +66,3 @@ class OtlpMetrics:
 
             self._book = SeriesBook((*TABLES, *(table for one in adapters() for table in one.tables)))
         return self._book
-
-
-def _answer(media_type: str, num_rejected: int, reason: str) -> bytes:
-    if media_type == JSON_CONTENT_TYPE:
-        partial = {"rejectedDataPoints": str(num_rejected), "errorMessage": reason}
-        return msgspec.json.encode({"partialSuccess": partial} if num_rejected else {})
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-
-    response = ExportMetricsServiceResponse()
-    if num_rejected:
-        response.partial_success.rejected_data_points = num_rejected
-        response.partial_success.error_message = reason
-    serialised: bytes = response.SerializeToString()
-    return serialised

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collector.output import DEFAULT_STORE, say
-from engine_probe.errors import UsageError
+from engine_probe.errors import EXIT_OK, EXIT_UNREACHABLE, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,6 +81,14 @@ def undelivered(sink: Sink, spool: Path | None) -> str | None:
     if dropped:
         parts.append(f"{dropped:,} rows were dropped")
     return f"Not delivered: {'; '.join(parts)} ({stats.last_error or 'the collector was away'})." if parts else None
+
+
+def exit_code_of(sink: Sink, spool: Path | None, lost_rows: Mapping[str, int]) -> int:
+    """3 where rows of this verb are nowhere, after the sink was closed; 0 where they are stored, or wait in the spool."""
+    stats = getattr(sink, "stats", None)
+    dropped = 0 if stats is None else sum(stats.dropped_rows.values())
+    held = 0 if stats is None or spool else stats.pending_batches + stats.in_flight_batches
+    return EXIT_UNREACHABLE if dropped or held or sum(lost_rows.values()) else EXIT_OK
 
 
 def stop_on_signals() -> threading.Event:

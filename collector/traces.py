@@ -11,7 +11,6 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,14 +19,11 @@ from collector.body import Lease
 from collector.identity import Sender
 from collector.ingest import Arrival, Body, Ingest
 from collector.once import Key, SpanLedger
+from collector.otlp_answer import MEDIA_TYPES, SOURCE, answer_of_spans
 from engine_probe.adapters.otlp import OtlpResult, decode_traces
-from engine_probe.codec import JSON_CONTENT_TYPE
 from engine_probe.errors import InvalidRows
 from engine_probe.validate import validate
 
-PROTOBUF: Final = "application/x-protobuf"
-MEDIA_TYPES: Final = (PROTOBUF, JSON_CONTENT_TYPE)
-SOURCE: Final = "otlp"
 MAX_BAD_SPANS: Final = 32
 """Above so many, the body is refused: finding each costs a pass over the rest."""
 _TRACE_BYTES = 16
@@ -59,7 +55,7 @@ class Traces:
         self._ingest.meters.spans(
             stored=num_new, duplicate=len(keys) - num_new, ignored=result.num_ignored, rejected=num_rejected
         )
-        return _answer(arrival.media_type, num_rejected, reason), arrival.media_type
+        return answer_of_spans(arrival.media_type, num_rejected, reason), arrival.media_type
 
     def _store(self, arrival: Arrival, table: pa.Table, keys: Sequence[Key]) -> int:
         ends_ns = table.column("at_ns").to_pylist()
@@ -121,20 +117,6 @@ def _sound_rows(result: OtlpResult, now_ns: int) -> tuple[pa.Table | None, list[
             table = pa.concat_tables([table.slice(0, row), table.slice(row + 1)])
             del keys[row]
     return table, keys, reason
-
-
-def _answer(media_type: str, num_rejected: int, reason: str) -> bytes:
-    if media_type == JSON_CONTENT_TYPE:
-        partial = {"rejectedSpans": str(num_rejected), "errorMessage": reason}
-        return msgspec.json.encode({"partialSuccess": partial} if num_rejected else {})
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-    response = ExportTraceServiceResponse()
-    if num_rejected:
-        response.partial_success.rejected_spans = num_rejected
-        response.partial_success.error_message = reason
-    serialised: bytes = response.SerializeToString()
-    return serialised
 
 
 def _is_key(text: str) -> bool:

@@ -220,7 +220,8 @@ def extension_path(name: str) -> Path:
         module = importlib.import_module(f"duckdb_extension_{name}")
     except ImportError:
         raise StoreMisuse(
-            f"The lake needs DuckDB's extension {name}, which is not installed. pip install 'kvscope[lake]'",
+            f"The lake needs DuckDB's extension {name}, which is not installed. pip install '.[lake]' in "
+            "kvscope's folder.",
             extension=name,
         ) from None
     folder = Path(str(module.__file__)).parent / "extensions" / f"v{duckdb.__version__}"
@@ -228,7 +229,7 @@ def extension_path(name: str) -> Path:
     if not path.exists():
         raise StoreMisuse(
             f"The installed extension {name} is not made for DuckDB {duckdb.__version__}. Reinstall: "
-            "pip install 'kvscope[lake]'",
+            "pip install '.[lake]' in kvscope's folder.",
             extension=name,
         )
     return path

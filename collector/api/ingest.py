@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.ingest import MEDIA_TYPES
+from collector.otlp_answer import MEDIA_TYPES as TRACE_MEDIA_TYPES
+from collector.otlp_answer import PROTOBUF
 from collector.services import services_of
-from collector.traces import MEDIA_TYPES as TRACE_MEDIA_TYPES
-from collector.traces import PROTOBUF
 from engine_probe.codec import ARROW_CONTENT_TYPE, JSON_CONTENT_TYPE, NDJSON_CONTENT_TYPE
 from engine_probe.errors import (
     BadRequest,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
+from collector.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,18 +38,10 @@ def register(app: typer.Typer) -> None:
                 "kubernetes:NAMESPACE?selector=app%3Dvllm&port=8000."
             ),
         ] = None,
-        to: Annotated[
-            str | None, typer.Option("--to", help="Collector to write to, such as http://127.0.0.1:8321.")
-        ] = None,
-        store: Annotated[
-            str | None,
-            typer.Option("--store", help=f"Store to write into instead of a collector.  [default: {DEFAULT_STORE}]"),
-        ] = None,
-        token: Annotated[str | None, typer.Option(envvar="KVSCOPE_TOKEN", help="Token of the collector.")] = None,
-        spool: Annotated[
-            Path | None,
-            typer.Option(envvar="KVSCOPE_SPOOL_DIR", help="Folder that keeps rows while the collector is away."),
-        ] = None,
+        to: ToOption = None,
+        store: StoreOption = None,
+        token: TokenOption = None,
+        spool: SpoolOption = None,
         worker: Annotated[
             str | None, typer.Option(help="Name of this engine. Default: the plugin's name for it, else host:port.")
         ] = None,
@@ -68,7 +61,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Option(help="Of a Prometheus server: NAME: VALUE. Repeatable.")
         ] = None,
         interval: Annotated[str, typer.Option(help="Time between scrapes, such as 500ms, 1s, 1m.")] = "1s",
-        duration: Annotated[str | None, typer.Option(help="Stop after this time; without it, on Ctrl-C.")] = None,
+        duration: DurationOption = None,
         kv_events: Annotated[
             str | None,
             typer.Option(
@@ -90,10 +83,7 @@ def register(app: typer.Typer) -> None:
         log: Annotated[
             Path | None, typer.Option(help="The engine's log file: start-up lines, and requests where it logs them.")
         ] = None,
-        salt_file: Annotated[
-            Path | None,
-            typer.Option(envvar="KVSCOPE_SALT_FILE", help="Secret of the block hashes; made where it does not exist."),
-        ] = None,
+        salt_file: SaltOption = None,
         engine_key: Annotated[
             str | None, typer.Option(envvar="KVSCOPE_ENGINE_KEY", help="API key of the engine.")
         ] = None,
@@ -105,7 +95,7 @@ def register(app: typer.Typer) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
         from collector import attach_text
         from collector.server_options import headers_of
-        from collector.sinks import open_sink, seconds_of, stop_on_signals, trouble_of, undelivered
+        from collector.sinks import exit_code_of, open_sink, seconds_of, stop_on_signals, trouble_of, undelivered
         from engine_probe.adapters.registry import adapter
         from engine_probe.adapters.worker_map import WorkerMap
         from engine_probe.attach.fetch import trust
@@ -168,6 +158,7 @@ def register(app: typer.Typer) -> None:
             emit_json(asdict(summary) | {"undelivered": left})
         else:
             emit("\n".join([text, *([left] if left else [])]))
+        raise typer.Exit(exit_code_of(sink, spool, summary.lost_rows))
 
 
 def _refuse_for_fleets(**given: object) -> None:

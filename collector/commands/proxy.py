@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
+from collector.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
 from engine_probe.digits import whole_number
 from engine_probe.errors import UsageError
 
@@ -37,18 +38,10 @@ def proxy(
     listen: Annotated[str, typer.Option(help="Address for clients, HOST:PORT; port 0 takes a free one.")] = (
         DEFAULT_LISTEN
     ),
-    to: Annotated[
-        str | None, typer.Option("--to", help="Collector to write to, such as http://127.0.0.1:8321.")
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option("--store", help=f"Store to write into instead of a collector.  [default: {DEFAULT_STORE}]"),
-    ] = None,
-    token: Annotated[str | None, typer.Option(envvar="KVSCOPE_TOKEN", help="Token of the collector.")] = None,
-    spool: Annotated[
-        Path | None,
-        typer.Option(envvar="KVSCOPE_SPOOL_DIR", help="Folder that keeps rows while the collector is away."),
-    ] = None,
+    to: ToOption = None,
+    store: StoreOption = None,
+    token: TokenOption = None,
+    spool: SpoolOption = None,
     policy: Annotated[
         str, typer.Option(help="Choice among several upstreams: least_outstanding or round_robin.")
     ] = "least_outstanding",
@@ -77,10 +70,7 @@ def proxy(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens in a block for --tokenize. Default: the engine's own, else 16.")
     ] = None,
-    salt_file: Annotated[
-        Path | None,
-        typer.Option(envvar="KVSCOPE_SALT_FILE", help="Secret of the block hashes; made where it does not exist."),
-    ] = None,
+    salt_file: SaltOption = None,
     ca: Annotated[Path | None, typer.Option(help="Certificate authority of the upstreams' TLS.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check the upstreams' certificates.")] = False,
     connect_timeout: Annotated[str, typer.Option(help="Longest wait for a connection to an upstream.")] = "5s",
@@ -88,7 +78,7 @@ def proxy(
     max_open: Annotated[
         int | None, typer.Option(min=1, help="Most connections of clients. Default: what open files allow.")
     ] = None,
-    duration: Annotated[str | None, typer.Option(help="Stop after this time; without it, on Ctrl-C.")] = None,
+    duration: DurationOption = None,
     allow_remote: Annotated[
         bool,
         typer.Option(
@@ -99,7 +89,7 @@ def proxy(
 ) -> None:
     """Pass requests on to engines or APIs, byte for byte, and record them: instants, tokens, ends; never content."""
     from collector import logs
-    from collector.sinks import open_sink, seconds_of, stop_on_signals, undelivered
+    from collector.sinks import exit_code_of, open_sink, seconds_of, stop_on_signals, undelivered
     from engine_probe.attach.fetch import trust
     from engine_probe.attach.funnel_sink import FunnelSink
     from engine_probe.attach.names import source_name
@@ -141,6 +131,7 @@ def proxy(
         emit_json(asdict(summary) | {"undelivered": left})
     else:
         emit("\n".join([*_lines(summary, target), *([left] if left else [])]))
+    raise typer.Exit(exit_code_of(sink, spool, summary.lost_rows))
 
 
 def _address(text: str, *, allow_remote: bool) -> tuple[str, int]:

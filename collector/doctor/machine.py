@@ -52,7 +52,7 @@ def packages() -> Iterator[Check]:
         else:
             state: State = "fail" if extra == "service" else "note"
             text = f"not installed ({', '.join(missing)} missing): {_PURPOSE[extra]}"
-            yield Check(AREA, f"extra {extra}", state, text, f"pip install 'kvscope[{extra}]'")
+            yield Check(AREA, f"extra {extra}", state, text, f"pip install '.[{extra}]' in kvscope's folder")
 
 
 def clock() -> Check:

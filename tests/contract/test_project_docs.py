@@ -52,6 +52,21 @@ def test_commands_in_documents_exist_with_their_options(document: Path) -> None:
     assert unknown == []
 
 
+SOURCES = [
+    path for folder in ("collector", "engine_probe", "store", "diagnosis") for path in (ROOT / folder).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("what", ["documents", "messages"])
+def test_nobody_is_told_to_install_kvscope_from_a_package_index(what: str) -> None:
+    """It is on none: a quick start would end at its first line, or with what somebody else put there under this name."""
+    texts = {path: path.read_text() for path in (DOCUMENTS if what == "documents" else SOURCES)}
+    named = re.compile(r"pip3? (?:install|download)[^\n`#]*[ '\"]kvscope\b(?![/.])")
+    assert [_name(path) for path, text in texts.items() if named.search(text)] == []
+    assert named.search("pip install 'kvscope[service]'")
+    assert named.search("pip install -U kvscope")
+
+
 def test_the_check_of_commands_would_notice() -> None:
     """A verb or an option that does not exist is found."""
     assert _problem("kvscope diagnoze --baseline a") == "no verb diagnoze"

@@ -92,7 +92,7 @@ def test_the_command_without_its_extra_says_what_to_install(environment: Path, t
         [environment / "python", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 2
-    assert "pip install 'kvscope[service]'" in ended.stderr
+    assert "pip install '.[service]' in kvscope's folder" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

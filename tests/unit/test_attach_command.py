@@ -113,8 +113,12 @@ def test_a_collector_that_is_away_is_said(
     close = HttpSink.close
     monkeypatch.setattr(HttpSink, "close", lambda sink: close(sink, timeout_s=0.1))
     options = ["vllm", engine.url, "--to", "http://127.0.0.1:9", "--duration", "200ms"]
-    assert "batches were lost: give --spool" in run(*options)[1]
-    assert "batches stay in the spool" in run(*options, "--spool", str(tmp_path / "spool"))[1]
+    code, said, _ = run(*options)
+    assert code == 3  # a script must not take lost rows for stored ones
+    assert "batches were lost: give --spool" in said
+    code, said, _ = run(*options, "--spool", str(tmp_path / "spool"))
+    assert code == 0
+    assert "batches stay in the spool" in said
 
 
 class Flaky:
