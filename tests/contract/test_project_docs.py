@@ -61,7 +61,7 @@ SOURCES = [
 def test_nobody_is_told_to_install_kvscope_from_a_package_index(what: str) -> None:
     """It is on none: a quick start would end at its first line, or with what somebody else put there under this name."""
     texts = {path: path.read_text() for path in (DOCUMENTS if what == "documents" else SOURCES)}
-    named = re.compile(r"pip3? (?:install|download)[^\n`#]*[ '\"]kvscope\b(?![/.])")
+    named = re.compile(r"pip3? (?:install|download)[^\n`#]*[ '\"]kvscope\b(?!'s|[/.])")
     assert [_name(path) for path, text in texts.items() if named.search(text)] == []
     assert named.search("pip install 'kvscope[service]'")
     assert named.search("pip install -U kvscope")
