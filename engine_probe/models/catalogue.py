@@ -110,10 +110,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "kimi-k2": _mla(61, 64, 7168),
     "gpt-oss-20b": _gqa(24, 64, 8, 2880, 64, **_windows(2, 128)),
     "gpt-oss-120b": _gqa(36, 64, 8, 2880, 64, **_windows(2, 128)),
-    "gemma-3-1b": _gqa(26, 4, 1, 1152, 256, **_windows(6, 512)),
-    "gemma-3-4b": _gqa(34, 8, 4, 2560, 256, **_windows(6, 1024)),
-    "gemma-3-12b": _gqa(48, 16, 8, 3840, 256, **_windows(6, 1024)),
-    "gemma-3-27b": _gqa(62, 32, 16, 5376, 128, **_windows(6, 1024)),
+    "gemma-3-1b": _gqa(26, 4, 1, 1152, 256, **_body("gemma3_text", 6912, 262144, tied=True), **_windows(6, 512)),
+    "gemma-3-4b": _gqa(34, 8, 4, 2560, 256, **_body("gemma3_text", 10240, 262208, tied=True), **_windows(6, 1024)),
+    "gemma-3-12b": _gqa(48, 16, 8, 3840, 256, **_body("gemma3_text", 15360, 262208, tied=True), **_windows(6, 1024)),
+    "gemma-3-27b": _gqa(62, 32, 16, 5376, 128, **_body("gemma3_text", 21504, 262208, tied=True), **_windows(6, 1024)),
 }
 ALIASES = {
     "mistral-7b": "mistral-7b-v0.3",

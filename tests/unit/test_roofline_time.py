@@ -48,6 +48,7 @@ PARAMETERS = {
     "mistral-7b": 7_248_023_552,
     "mixtral-8x7b": 46_702_792_704,
     "phi-4": 14_659_507_200,
+    "gemma-3-1b": 999_885_952,
     "smollm2-135m": 134_515_008,
 }
 
@@ -90,10 +91,12 @@ def test_parameters_are_the_published_count(name: str) -> None:
         ("qwen3-8b", 147_456),
         ("qwen3-30b-a3b", 98_304),
         ("mistral-7b", 131_072),
+        ("mistral-7b-v0.1", 131_072),
+        ("gemma-3-27b", 81_920),
     ],
 )
 def test_kv_bytes_per_token_are_those_of_kv_size(name: str, per_token: int) -> None:
-    """2 * layers * kv_heads * head_dim * 2 bytes."""
+    """2 * layers * kv_heads * head_dim * 2 bytes; of Gemma-3-27B the 10 of 62 layers that keep every token."""
     assert find_shape(name).kv_bytes_per_token == per_token
 
 
@@ -282,6 +285,14 @@ def test_a_windowed_context_stops_to_cost_more() -> None:
     assert at[4095] == at[4096] == at[30_000]
 
 
+def test_layers_with_and_without_a_window_share_the_cost() -> None:
+    """Gemma-3-1B: 22 of 26 layers keep 512 tokens. From 10,000 to 20,000 tokens the 4 others alone read more."""
+    running = executor(model="gemma-3-1b")
+    one, two = (seconds(running, StepPlan(decodes=decoding(context))) for context in (9_999, 19_999))
+    # 2 * 1 KV head * 256 * 2 bytes = 1,024 bytes a token and layer, 4 layers, 10,000 tokens, 2 TB/s: 20.48 us.
+    assert two - one == pytest.approx(4 * 1024 * 10_000 / 2e12, abs=2e-9)
+
+
 def test_blocks_swapped_and_copied_cost_their_bytes() -> None:
     """A block of 16 tokens is 8 MiB: two moves at 32 GB/s are 0.524 ms; a copy reads and writes 8 MiB at 2 TB/s."""
     running = executor()
@@ -442,8 +453,8 @@ def test_models_and_dtypes_that_are_not_known_are_named() -> None:
     """An unknown name gets close ones; a KV-only entry of the catalogue says which field is missing."""
     with pytest.raises(UsageError, match="close to it: llama-3-8b"):
         find_shape("llama3-8b")
-    with pytest.raises(UsageError, match="gemma-3-27b has no intermediate_size"):
-        find_shape("gemma-3-27b")
+    with pytest.raises(UsageError, match="gpt-oss-20b has no intermediate_size"):
+        find_shape("gpt-oss-20b")
     with pytest.raises(UsageError, match="dtype 'int3'"):
         find_shape("llama-3-8b", dtype="int3")
     with pytest.raises(UsageError, match="recurrent"):

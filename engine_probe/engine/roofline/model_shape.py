@@ -1,6 +1,6 @@
 """What of a model decides time and memory: matrices, heads, vocabulary, experts; read from the fields of its config.json.
 
-Decoders of plain attention with gated feed-forward layers (Llama, Mistral, Qwen, Mixtral, Phi, SmolLM, and what follows
+Decoders of plain attention with gated feed-forward layers (Llama, Mistral, Qwen, Mixtral, Phi, Gemma, SmolLM, and what follows
 them), with windows where a config has some. Latent attention, recurrent layers and shared experts are refused by name:
 a wrong time would look like a right one. Invariant: `parameters` is the published count, to the last one, for the
 models of the catalogue (tested on those whose count is published).
@@ -22,8 +22,12 @@ REFUSED = ("kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size"
 """Fields of latent attention, shared experts and mixed dense and sparse layers."""
 BIASED = ("qwen2",)
 """Families whose query, key and value matrices have a bias."""
-NORMED_HEADS = ("qwen3", "qwen3_moe")
+NORMED_HEADS = ("qwen3", "qwen3_moe", "gemma3_text")
 """Families that normalise queries and keys of each head."""
+NORMED_TWICE = ("gemma2", "gemma3_text")
+"""Families with a norm before and one after each half of a layer."""
+TIED = ("gemma", "gemma2", "gemma3_text")
+"""Families whose head is the embedding table where the config is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,12 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers: 2 * layers * kv_heads * head_dim * bytes an element."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_element_bytes
+        """Keys and values of one token: 2 * layers * kv_heads * head_dim * bytes an element.
+
+        Of the layers that keep every token, as `kv-size` counts; of all layers where none does.
+        """
+        full = sum(layers for layers, window in self.windows if window is None) or self.layers
+        return 2 * full * self.kv_heads * self.head_dim * self.kv_element_bytes
 
 
 def find_shape(name: str, *, dtype: str = "auto", kv_dtype: str = "auto") -> ModelShape:
@@ -148,7 +156,7 @@ def model_shape(
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=_count(text, name, "vocab_size"),
-        is_tied=bool(text.get("tie_word_embeddings", False)),
+        is_tied=bool(text.get("tie_word_embeddings", text.get("model_type") in TIED)),
         experts=experts,
         active_experts=active,
         dtype=_weight_dtype(text, name, dtype),
@@ -189,9 +197,9 @@ def _weight_dtype(text: Mapping[str, Any], name: str, dtype: str) -> str:
 
 
 def _extra(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int) -> int:
-    """Two norms a layer; biases, norms of heads and the router where the family has them."""
+    """Norms of a layer; biases, norms of heads and the router where the family has them."""
     family = str(text.get("model_type", ""))
-    extra = 2 * hidden
+    extra = (4 if family in NORMED_TWICE else 2) * hidden
     if family in BIASED or text.get("attention_bias") is True:
         extra += (heads + 2 * kv_heads) * head_dim
     if family in NORMED_HEADS:
