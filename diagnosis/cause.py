@@ -233,7 +233,7 @@ def all_causes() -> Mapping[str, Cause]:
 
 def rate_per_s(facts: Facts) -> float:
     """Arrivals per second of the window; an estimate where requests are a sample."""
-    return num_requests(facts.requests) / max(facts.duration_s, 1e-9)
+    return num_requests(facts.requests) / max(facts.offered_s, 1e-9)
 
 
 def to_json(evidence: Evidence) -> dict[str, Any]:

@@ -230,10 +230,18 @@ class Facts:
     num_warmup: int
     num_unfinished: int
     clock_error_s: float | None
+    arrivals_s: float | None = None
+    """Seconds in which requests could arrive, where that is less than the whole: a run that is read whole goes on until the
+    last answer, longer where answers are slower, and nobody sends meanwhile."""
 
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
+
+    @property
+    def offered_s(self) -> float:
+        """Seconds that the offered load is counted over."""
+        return self.duration_s if self.arrivals_s is None else self.arrivals_s
 
     def num_blocks(self) -> int | None:
         """Usable KV blocks over the workers, where all say so."""

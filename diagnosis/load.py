@@ -62,6 +62,10 @@ STEP_NUMBERS = [
 ]
 
 
+AT_ONCE_S = 1.0
+"""Requests of a run that came within less came at once: a rate would tell of milliseconds between them."""
+
+
 def load(store: Store, window: Window, name: str, vantage: str) -> Facts:
     """Facts of one window as seen from `vantage` (client or engine). Raises BadWindow where it holds no request."""
     ahead_ns = engine_ahead_ns(store, window, vantage)
@@ -126,7 +130,24 @@ def _load(
         num_warmup=num_warmup,
         num_unfinished=int((~requests.finished).sum()),
         clock_error_s=_clock_error(marks),
+        arrivals_s=_arrivals_s(window, table),
     )
+
+
+def _arrivals_s(window: Window, table: pa.Table) -> float | None:
+    """Seconds from where the window begins (else the first arrival) to its end (else the last arrival); None where both are told.
+
+    Without either end the gaps between n arrivals span n - 1 of n shares of the time.
+    """
+    if window.start_ns is not None and window.end_ns is not None:
+        return None
+    edges = pc.min_max(table["arrival_ns"])
+    first, last = edges["min"].as_py(), edges["max"].as_py()
+    start = first if window.start_ns is None else window.start_ns
+    end = last if window.end_ns is None else window.end_ns
+    both = window.start_ns is None and window.end_ns is None and table.num_rows > 1
+    span_s: float = (end - start) / 1e9 * (table.num_rows / (table.num_rows - 1) if both else 1.0)
+    return max(span_s, AT_ONCE_S)
 
 
 def _judged(store: Store, window: Window, name: str, vantage: str) -> tuple[pa.Table, int, int]:

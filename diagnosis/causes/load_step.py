@@ -65,9 +65,9 @@ def load_step(case: Case) -> Claim | Excluded | None:
 
 
 def _growth_sql(case: Case) -> str:
-    """Arrivals over the length of each window and its workers, suspect over baseline, less 1."""
+    """Arrivals over the time in which they came, of each window and its workers, suspect over baseline, less 1."""
     rates = [
-        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.duration_s, 1e-9) * _num_workers(facts)!r}"
+        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.offered_s, 1e-9) * _num_workers(facts)!r}"
         for facts in (case.suspect, case.base)
     ]
     return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
@@ -85,4 +85,4 @@ def _grown(growth: float) -> str:
 
 def _tokens_per_s(facts: Facts) -> float | None:
     prompt, output = (total(facts.requests, name) for name in ("prompt_tokens", "output_tokens"))
-    return None if prompt is None else (prompt + (output or 0.0)) / max(facts.duration_s, 1e-9)
+    return None if prompt is None else (prompt + (output or 0.0)) / max(facts.offered_s, 1e-9)

@@ -58,6 +58,16 @@ def preemption_recompute(case: Case) -> Claim | Excluded | None:
                 case.worst_requests("preemption_recompute"),
             )
         )
+    own = total(facts.requests, "self_hit_tokens")
+    if own:
+        evidence.append(
+            Evidence(
+                f"{number(own)} tokens of their own were found again by preempted requests: self hits, no reuse across requests",
+                own,
+                "tokens",
+                request_sql(case, facts, f"{sum_sql(facts, 'self_hit_tokens')} AS tokens", "self_hit_tokens"),
+            )
+        )
     exact = "request.num_preemptions" in facts.visible or "step.recomputed_tokens" in facts.visible
     return Claim(
         evidence, case.worker_subject("preemption_recompute"), case.when("preemption_recompute"), 1.0 if exact else 0.8

@@ -29,7 +29,7 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     off_now, why_now = caching_is_off(case.suspect)
     off_then, _ = caching_is_off(case.base)
     if not off_now:
-        return Excluded(f"prefix caching worked in the {case.suspect_word}: {why_now}")
+        return Excluded(f"prefix caching was on in the {case.suspect_word}: {why_now}")
     if off_then:
         return Excluded("prefix caching was off in both windows: 0 tokens came from the cache in either")
     cached, prompt = case.total(case.base, "cached_tokens"), case.total(case.base, "prompt_tokens")

@@ -71,7 +71,7 @@ def test_rates_and_token_sums_agree(runs: Runs, name: str) -> None:
     assert (whole.requests.sample_rate, tenth.requests.sample_rate) == (None, RATE)
     seen = len(tenth.requests)
     assert abs(num_requests(tenth.requests) - N) <= half_interval(np.ones(seen), RATE) <= 0.15 * N
-    assert rate_per_s(tenth) * tenth.duration_s == pytest.approx(seen / RATE)
+    assert rate_per_s(tenth) * tenth.offered_s == pytest.approx(seen / RATE)
     output = half_interval(tenth.requests.get("output_tokens"), RATE)
     told, true = total(tenth.requests, "output_tokens"), total(whole.requests, "output_tokens")
     assert told is not None

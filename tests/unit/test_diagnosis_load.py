@@ -250,3 +250,26 @@ def test_marks_with_words_for_numbers_are_survived(store: Store) -> None:
         for text in ("unknown", None, "0.005", "-3", "inf")
     ]
     assert loaded(store, row("a"), vantage="engine", mark=marks).clock_error_s == 0.005
+
+
+@pytest.mark.parametrize(
+    ("window", "offered_s"),
+    [
+        (Window(run_id="x"), 20.0),  # 15 s between the first and the last of four: 3 of 4 shares
+        (Window(T0, T0 + 100 * NS, "x"), 100.0),
+        (Window(T0 - 5 * NS, None, "x"), 20.0),
+        (Window(None, T0 + 40 * NS, "x"), 40.0),
+    ],
+)
+def test_load_is_offered_as_long_as_requests_come(store: Store, window: Window, offered_s: float) -> None:
+    """A run read whole goes on until its last answer, half a minute after the last request; nobody sent any meanwhile."""
+    rows = [row(f"r{i}", 5.0 * i, vantage="client", run_id="x", end_ns=T0 + 45 * NS) for i in range(4)]
+    facts = loaded(store, *rows, window=window)
+    assert facts.offered_s == pytest.approx(offered_s)
+    assert facts.duration_s >= facts.offered_s
+
+
+def test_requests_that_came_at_once_have_no_rate_of_milliseconds(store: Store) -> None:
+    """A burst is counted as one second of load, however many microseconds it took to send."""
+    rows = [row(f"r{i}", i * 1e-6, vantage="client", run_id="x") for i in range(4)]
+    assert loaded(store, *rows, window=Window(run_id="x")).offered_s == 1.0

@@ -132,6 +132,23 @@ def test_cached_tokens_and_the_hit_counter(told: float, counted: float, expected
     assert status(known, "cached_tokens") == expected
 
 
+@pytest.mark.parametrize(
+    ("own", "counted", "says"),
+    [
+        (20.0, 2000.0, "are self hits"),
+        (20.0, 4000.0, "do not add up"),
+        (0.0, 2000.0, "not telling the truth"),
+    ],
+)
+def test_a_counter_that_counts_self_hits_is_told_apart_from_reuse(own: float, counted: float, says: str) -> None:
+    """100 requests found nothing of others and 20 tokens of their own each: 2,000 hits by the counter are no reuse."""
+    known = plain(
+        100, cached_tokens=[0.0] * 100, self_hit_tokens=[own] * 100, samples={"prefix_hits_tokens_total": counted}
+    )
+    (told,) = [found for found in check(known) if found.check == "cached_tokens"]
+    assert says in told.statement
+
+
 def test_almost_nothing_cached_is_no_contradiction() -> None:
     """Below 1,000 tokens a difference says nothing."""
     known = plain(10, cached_tokens=[1.0] * 10, samples={"prefix_hits_tokens_total": 0.0})
