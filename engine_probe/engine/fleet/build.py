@@ -11,7 +11,7 @@ from engine_probe.engine.fleet.feed_listener import FeedListener
 from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.policies import make_policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
-from engine_probe.engine.fleet.router import Router
+from engine_probe.engine.fleet.router import USES_INDEX, Router
 from engine_probe.engine.fleet.shared_sink import SharedSink
 from engine_probe.engine.fleet.virtual_fleet import FrontEnd, Patience, VirtualFleet
 from engine_probe.engine.host_costs import HostCosts
@@ -84,8 +84,18 @@ def build_fleet(
         loss_ratio=chosen.index_loss_ratio,
         seed=settings.seed,
     )
+    # A feed that nobody reads would keep every event of the run.
+    is_fed = chosen.policy in USES_INDEX
     engines = [
-        _engine(settings, name, SharedSink(sink, ends), run_id, FeedListener(feed, index), costs, start_utc_ns)
+        _engine(
+            settings,
+            name,
+            SharedSink(sink, ends),
+            run_id,
+            [FeedListener(feed, index)] if is_fed else [],
+            costs,
+            start_utc_ns,
+        )
         for index, name in enumerate(names)
     ]
     recorder = _recorder(SharedSink(sink, ends), None, run_id, VirtualClock(start_utc_ns))
@@ -126,7 +136,7 @@ def _engine(
     name: str,
     sink: Sink,
     run_id: str | None,
-    listener: FeedListener,
+    listeners: Sequence[FeedListener],
     costs: Callable[[VirtualClock], HostCosts] | None,
     start_utc_ns: int,
 ) -> Engine:
@@ -148,7 +158,7 @@ def _engine(
     recorder = _recorder(sink, name, run_id, clock)
     recorder.constants["request"].update(engine="kvscope", model=shape.name)
     recorder.constants["step"].update(policy=scheduler.policy)
-    return Engine(config, executor, recorder, costs=costs(clock) if costs else None, listeners=[listener])
+    return Engine(config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners)
 
 
 def _recorder(sink: Sink, worker: str | None, run_id: str | None, clock: VirtualClock) -> Recorder:

@@ -1,0 +1,43 @@
+"""What a virtual fleet tells its router, and what it does not keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_probe.engine.fleet.build import FleetSettings, RouterSettings, build_fleet, recorders
+from engine_probe.engine.fleet.policies import POLICIES
+from engine_probe.engine.roofline.hardware import find_hardware
+from engine_probe.engine.roofline.model_shape import find_shape
+from engine_probe.engine.traffic.synthetic import Lengths, Traffic
+from engine_probe.sink import MemorySink
+
+TRAFFIC = Traffic(
+    num_requests=40, rate=20.0, groups=3, shared_tokens=256, own_tokens=Lengths(16, 64), output_tokens=Lengths(2, 8)
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_block_events_reach_the_router_that_reads_them_and_pile_up_for_nobody(policy: str) -> None:
+    """Affinity believes what the caches hold, block for block; for the other policies nothing is kept. Every call is served."""
+    settings = FleetSettings(
+        find_shape("smollm2-135m"),
+        find_hardware("a100"),
+        num_workers=2,
+        num_blocks=400,
+        router=RouterSettings(policy=policy, index_delay_s=0.0),
+    )
+    fleet = build_fleet(settings, MemorySink())
+    tally = fleet.run(TRAFFIC.calls())
+    fleet.check_integrity()
+    assert (tally.finished, tally.rejected, tally.stuck) == (40, 0, 0)
+    feed = fleet.router.feed
+    if policy not in ("prefix_affinity", "affinity_with_load"):
+        assert feed.num_pending == feed.index.num_blocks(0) == feed.index.num_blocks(1) == 0
+    else:
+        feed.advance(1 << 62)
+        feed.index.check_integrity()
+        held = [len(engine.kv.pool._by_hash) for engine in fleet.engines]
+        assert [feed.index.num_blocks(worker) for worker in range(2)] == held
+        assert feed.index.num_orphans == 0
+    for recorder in recorders(fleet):
+        recorder.close()
