@@ -44,10 +44,11 @@ class KvCache:
             raise DeviceMissing(
                 f"{device} has no room for {num_blocks} KV blocks ({size} bytes); ask for fewer", size_bytes=size
             ) from error
+        self._layers = [(layer[0], layer[1]) for layer in self._blocks]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._blocks[index, 0], self._blocks[index, 1]
+        return self._layers[index]
 
     def copy(self, moves: Moves) -> None:
         """Device block to device block, as if one after the other."""
