@@ -7,15 +7,14 @@ Invariant: free + cached + referenced = all. Source: Kwon et al. 2023 (paged att
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine_probe.engine.eviction import EvictionOrder, eviction_order
-from engine_probe.errors import UsageError
+import numpy as np
 
-NO_HASH = -1
+from engine_probe.engine.eviction import Blocks, EvictionOrder, LeastRecentlyUsed, eviction_order
+from engine_probe.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +56,16 @@ class BlockPool:
             raise UsageError(f"a pool of {num_blocks} blocks holds nothing; give 1 or more", num_blocks=num_blocks)
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: EvictionOrder = eviction_order(order)
-        self._refs = [0] * num_blocks
-        self._hash = [NO_HASH] * num_blocks
-        self._depth = [0] * num_blocks
-        self._uses = [0] * num_blocks
-        self._stored = [0] * num_blocks
-        self._stored_ns = [0] * num_blocks
-        self._used_ns = [0] * num_blocks
+        self._cached: EvictionOrder = eviction_order(order, num_blocks)
         self._by_hash: dict[int, int] = {}
+        self._hash = np.zeros(num_blocks, dtype=np.uint64)
+        self._is_hashed = np.zeros(num_blocks, dtype=np.bool_)
+        self._refs, self._depth, self._uses, self._stored, self._stored_ns, self._used_ns = (
+            np.zeros(num_blocks, dtype=np.int64) for _ in range(6)
+        )
         self._num_stored = 0
         self._ttl_ns = ttl_ns
-        self._released: OrderedDict[int, None] = OrderedDict()  # in order of release; kept for a TTL alone
+        self._by_release = None if ttl_ns is None else LeastRecentlyUsed(num_blocks)
         self._listener = listener
         self.num_evicted = 0
 
@@ -89,34 +86,30 @@ class BlockPool:
     def num_referenced(self) -> int:
         return self.num_blocks - len(self._free) - len(self._cached)
 
-    def match(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks are resident. Changes nothing."""
-        known = self._by_hash
-        count = 0
-        for block_hash in hashes:
-            if block_hash not in known:
-                break
-            count += 1
-        return count
+    def match(self, hashes: Sequence[int]) -> list[int]:
+        """The blocks that hold the leading ones of these hashes, up to the first that is not resident. Changes nothing."""
+        blocks = list(map(self._by_hash.get, hashes))
+        if None in blocks:
+            del blocks[blocks.index(None) :]
+        return blocks  # type: ignore[return-value]  # no None is left
 
-    def num_cached_of(self, hashes: Sequence[int]) -> int:
-        """How many of these resident blocks are unreferenced: taking them lowers what can be allocated."""
-        refs, known = self._refs, self._by_hash
-        return sum(not refs[known[block_hash]] for block_hash in hashes)
+    def num_cached_of(self, blocks: Sequence[int]) -> int:
+        """How many of these are cached: taking them lowers what can be allocated."""
+        return int((self._refs[_array(blocks)] == 0).sum()) if blocks else 0
 
-    def take(self, hashes: Sequence[int], now_ns: int) -> list[int]:
-        """Reference the resident blocks with these hashes: a hit on each. KeyError where one is not resident."""
-        known, refs, cached = self._by_hash, self._refs, self._cached
-        blocks = [known[block_hash] for block_hash in hashes]
-        for block in blocks:
-            if not refs[block]:
-                cached.remove(block)
-                if self._ttl_ns is not None:
-                    del self._released[block]
-            refs[block] += 1
-            self._uses[block] += 1
-            self._used_ns[block] = now_ns
-        return blocks
+    def take(self, blocks: Sequence[int], now_ns: int) -> None:
+        """Reference these resident blocks, each once: a hit on each."""
+        if not blocks:
+            return
+        taken = _array(blocks)
+        cached = taken[self._refs[taken] == 0]
+        if len(cached):
+            self._cached.remove(cached)
+            if self._by_release is not None:
+                self._by_release.remove(cached)
+        self._refs[taken] += 1
+        self._uses[taken] += 1
+        self._used_ns[taken] = now_ns
 
     def allocate(self, count: int, now_ns: int, cause: str | None = None) -> list[int] | None:
         """`count` blocks with one reference each, holding nothing; None (and nothing changed) where there are too few."""
@@ -125,13 +118,15 @@ class BlockPool:
         if missing > 0:
             if missing > len(self._cached):
                 return None
-            self._evict([self._cached.pop() for _ in range(missing)], "capacity", now_ns, cause)
+            victims = self._cached.pop(missing)
+            if self._by_release is not None:
+                self._by_release.remove(victims)
+            self._evict(victims, "capacity", now_ns, cause)
         at = len(free) - count
         blocks = free[at:]
         del free[at:]
         blocks.reverse()
-        for block in blocks:
-            self._refs[block] = 1
+        self._refs[blocks] = 1
         return blocks
 
     def seal(self, blocks: Sequence[int], hashes: Sequence[int], depth: int, now_ns: int) -> list[int]:
@@ -139,106 +134,109 @@ class BlockPool:
 
         depth   position of the first of them in its chain. A hash that another block has already stays with that one.
         """
-        new = []
         known = self._by_hash
-        first = self._num_stored + len(blocks)
-        for index, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-            if block_hash in known:
-                continue
-            known[block_hash] = block
-            self._hash[block] = block_hash
-            self._depth[block] = depth + index
-            self._uses[block] = 0
-            self._stored[block] = first - index  # the deepest counts as stored first
-            self._stored_ns[block] = self._used_ns[block] = now_ns
-            new.append(block_hash)
-        self._num_stored = first
-        return new
+        chain = range(depth, depth + len(blocks))
+        if not known.keys().isdisjoint(hashes):
+            fresh = [index for index, block_hash in enumerate(hashes) if block_hash not in known]
+            blocks, hashes = [blocks[index] for index in fresh], [hashes[index] for index in fresh]
+            chain = [depth + index for index in fresh]  # type: ignore[assignment]
+        if not blocks:
+            return []
+        known.update(zip(hashes, blocks, strict=True))
+        sealed = _array(blocks)
+        self._hash[sealed] = np.array(hashes, dtype=np.uint64)
+        self._is_hashed[sealed] = True
+        self._depth[sealed] = chain
+        self._uses[sealed] = 0
+        # The deepest counts as stored first.
+        self._stored[sealed] = np.arange(self._num_stored + len(blocks), self._num_stored, -1)
+        self._num_stored += len(blocks)
+        self._stored_ns[sealed] = self._used_ns[sealed] = now_ns
+        return list(hashes)
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each (a fork: another sequence with the same tokens)."""
-        for block in blocks:
-            self._refs[block] += 1
+        self._refs[_array(blocks)] += 1
 
     def num_references(self, block: int) -> int:
         """How many sequences hold it."""
-        return self._refs[block]
+        return int(self._refs[block])
 
     def is_shared(self, block: int) -> bool:
         """More than one sequence reads it, or may find it: it must not be written."""
-        return self._refs[block] > 1 or self._hash[block] != NO_HASH
+        return bool(self._refs[block] > 1 or self._is_hashed[block])
 
     def release(self, blocks: Sequence[int], now_ns: int) -> None:
         """Give one reference to each back, the last of `blocks` first."""
-        refs, free = self._refs, self._free
-        for block in reversed(blocks):
-            refs[block] -= 1
-            if refs[block]:
-                continue
-            if self._hash[block] == NO_HASH:
-                free.append(block)
-                continue
-            self._used_ns[block] = now_ns
-            self._cached.add(block, stored=self._stored[block], depth=self._depth[block], uses=self._uses[block])
-            if self._ttl_ns is not None:
-                self._released[block] = None
+        if not blocks:
+            return
+        released = _array(blocks)[::-1]
+        self._refs[released] -= 1
+        unused = released[self._refs[released] == 0]
+        is_hashed = self._is_hashed[unused]
+        self._free += unused[~is_hashed].tolist()
+        kept = unused[is_hashed]
+        if not len(kept):
+            return
+        self._used_ns[kept] = now_ns
+        self._cached.add(kept, stored=self._stored[kept], depth=self._depth[kept], uses=self._uses[kept])
+        if self._by_release is not None:
+            self._by_release.append(kept)
 
     def expire(self, now_ns: int) -> None:
         """Give up what has been unused for longer than the TTL."""
-        if self._ttl_ns is None:
+        if self._by_release is None or self._ttl_ns is None:
             return
         old = []
-        for block in self._released:
-            if now_ns - self._used_ns[block] <= self._ttl_ns:
-                break
-            old.append(block)
-        for block in old:
-            self._cached.remove(block)
+        while (first := self._by_release.first()) is not None and now_ns - self._used_ns[first] > self._ttl_ns:
+            old.append(self._by_release.pop(1))
         if old:
-            self._evict(old, "ttl", now_ns, None)
+            victims = np.concatenate(old)
+            self._cached.remove(victims)
+            self._evict(victims, "ttl", now_ns, None)
 
     def clear(self) -> int:
         """Forget every prefix: cached blocks become free, referenced ones can no longer be found. Returns the forgotten."""
         forgotten = len(self._by_hash)
-        while len(self._cached):
-            block = self._cached.pop()
-            self._free.append(block)
-        self._released.clear()
-        for block in self._by_hash.values():
-            self._hash[block] = NO_HASH
+        cached = self._cached.pop(len(self._cached)) if len(self._cached) else _array(())
+        if self._by_release is not None:
+            self._by_release.remove(cached)
+        self._free += cached.tolist()
+        self._is_hashed[:] = False
         self._by_hash.clear()
         return forgotten
 
     def check_integrity(self) -> None:
         """Raise AssertionError where free + cached + referenced are not all blocks, each once."""
-        referenced = [block for block, refs in enumerate(self._refs) if refs > 0]
-        cached = [block for block in range(self.num_blocks) if block in self._cached]
-        assert all(refs >= 0 for refs in self._refs), "a block was released more often than referenced"
+        referenced = np.flatnonzero(self._refs > 0).tolist()
+        cached = self._cached.held()
+        hashed = np.flatnonzero(self._is_hashed).tolist()
+        assert (self._refs >= 0).all(), "a block was released more often than referenced"
         assert len(self._free) + len(cached) + len(referenced) == self.num_blocks, "blocks were lost or doubled"
         assert len({*self._free, *cached, *referenced}) == self.num_blocks, "a block is in two places"
         assert len(cached) == len(self._cached)
-        assert all(self._hash[block] != NO_HASH for block in cached), "a cached block holds nothing"
-        assert all(self._hash[block] == NO_HASH for block in self._free), "a free block still has a hash"
-        hashed = {h: b for b, h in enumerate(self._hash) if h != NO_HASH}
-        assert hashed == self._by_hash, "a hash leads to another block"
-        if self._ttl_ns is not None:
-            assert set(self._released) == set(cached)
+        assert cached <= set(hashed), "a cached block holds nothing"
+        assert not self._is_hashed[self._free].any(), "a free block still has a hash"
+        assert {int(self._hash[block]): block for block in hashed} == self._by_hash, "a hash leads to another block"
+        assert self._by_release is None or self._by_release.held() == cached
 
-    def _evict(self, blocks: list[int], reason: str, now_ns: int, cause: str | None) -> None:
-        hashes = [self._hash[block] for block in blocks]
-        for block, block_hash in zip(blocks, hashes, strict=True):
+    def _evict(self, victims: Blocks, reason: str, now_ns: int, cause: str | None) -> None:
+        hashes: list[int] = self._hash[victims].tolist()
+        for block_hash in hashes:
             del self._by_hash[block_hash]
-            self._hash[block] = NO_HASH
-            if self._ttl_ns is not None:
-                del self._released[block]
-        self._free.extend(blocks)
-        self.num_evicted += len(blocks)
+        self._is_hashed[victims] = False
+        self._free += victims.tolist()
+        self.num_evicted += len(victims)
         if self._listener is not None:
             evicted = Evicted(
                 reason,
                 hashes,
-                [(now_ns - self._used_ns[block]) / 1e9 for block in blocks],
-                [(now_ns - self._stored_ns[block]) / 1e9 for block in blocks],
-                [self._uses[block] for block in blocks],
+                ((now_ns - self._used_ns[victims]) / 1e9).tolist(),
+                ((now_ns - self._stored_ns[victims]) / 1e9).tolist(),
+                self._uses[victims].tolist(),
             )
             self._listener.evicted(evicted, cause)
+
+
+def _array(blocks: Sequence[int]) -> Blocks:
+    return np.array(blocks, dtype=np.int64)

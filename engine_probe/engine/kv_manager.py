@@ -65,7 +65,7 @@ class KvManager:
         return -(-num_tokens // self.block_size)
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Hashes of the leading blocks that it can reuse now. At least one token is left to compute."""
+        """The resident blocks that hold its beginning and can be reused now. At least one token is left to compute."""
         if not self.prefix_caching:
             return []
         if sequence.token_ids:
@@ -75,7 +75,7 @@ class KvManager:
         usable = sequence.hashes[: (sequence.num_known - 1) // self.block_size]
         self._costs.lookup(len(usable))
         found = self.pool.match(usable)
-        return usable[:found] if found >= max(self._min_reuse_blocks, 1) else []
+        return found if len(found) >= self._min_reuse_blocks else []
 
     def admit(self, sequence: Sequence, found: Items[int], num_tokens: int, spare: int, now_ns: int) -> bool:
         """Give it the found blocks and room for `num_tokens` in all; False (nothing changed) where room is lacking.
@@ -85,16 +85,16 @@ class KvManager:
         missing = self.blocks_for(num_tokens) - len(found)
         if missing + spare + self.pool.num_cached_of(found) > self.pool.num_available:
             return False
-        taken = self.pool.take(found, now_ns)
+        self.pool.take(found, now_ns)
         fresh = self._allocate(missing, sequence, now_ns)
         if fresh is None:
-            self.pool.release(taken, now_ns)
+            self.pool.release(found, now_ns)
             return False
-        sequence.blocks = taken + fresh
-        sequence.num_sealed = len(taken)
-        sequence.num_computed = len(taken) * self.block_size
-        if taken and self._listener is not None:
-            self._listener.hit(sequence, found, now_ns)
+        sequence.blocks = [*found, *fresh]
+        sequence.num_sealed = len(found)
+        sequence.num_computed = len(found) * self.block_size
+        if found and self._listener is not None:
+            self._listener.hit(sequence, sequence.hashes[: len(found)], now_ns)
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int, now_ns: int) -> list[tuple[int, int]] | None:

@@ -60,10 +60,11 @@ class PoolMachine(RuleBasedStateMachine):
     def find_and_take(self, data: Any) -> None:
         names = data.draw(st.lists(st.integers(0, self.names - 1), unique=True, max_size=5))
         found = self.pool.match(names)
-        assert found == next((i for i, name in enumerate(names) if name not in self.resident), len(names))
-        cached = self.pool.num_cached_of(names[:found])
+        assert len(found) == next((i for i, name in enumerate(names) if name not in self.resident), len(names))
+        cached = self.pool.num_cached_of(found)
         before = self.pool.num_available
-        self.holders.append(self.pool.take(names[:found], self.now))
+        self.pool.take(found, self.now)
+        self.holders.append(found)
         assert self.pool.num_available == before - cached
 
     @precondition(lambda self: self.holders)
@@ -98,7 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block in held:
             assert self.pool.num_references(block) == sum(blocks.count(block) for blocks in self.holders)
         for name in self.resident:
-            assert self.pool.match([name]) == 1
+            assert len(self.pool.match([name])) == 1
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 MASK = (1 << 64) - 1
 ODD = 0x9E3779B97F4A7C15
 
@@ -34,11 +36,14 @@ class Call:
 def made_up_blocks(name: int, count: int, first: int = 0) -> list[int]:
     """Hashes of blocks [first, first + count) of the text called `name`: distinct for distinct (name, position).
 
-    Not zero, below 2^63. One text's numbers are evenly strewn; two names' sequences begin at places that a mixing
+    Odd, so never zero, and below 2^63. One text's numbers are evenly strewn; two names' sequences begin at places that a mixing
     function (splitmix64, Steele et al. 2014) keeps apart.
     """
-    base = mixed(name)
-    return [((base + index * ODD) & MASK) >> 1 or 1 for index in range(first, first + count)]
+    if count <= 0:
+        return []
+    index = np.arange(first, first + count, dtype=np.uint64)
+    numbers: list[int] = ((np.uint64(mixed(name)) + index * np.uint64(ODD)) >> np.uint64(1) | np.uint64(1)).tolist()
+    return numbers
 
 
 def mixed(number: int) -> int:
