@@ -37,11 +37,14 @@ ANSWERS: Final = Provides(
     source="answers",
     needs="what the engine may put into its answers: cached tokens (vLLM `--enable-prompt-tokens-details`, SGLang "
     "`--enable-cache-report`; OpenAI, Anthropic, DeepSeek, llama.cpp always), times (vLLM `--enable-per-request-metrics`, "
-    "llama.cpp always)",
-    names=names("request: cached_tokens computed_tokens queue_s prefill_s decode_s draft_tokens accepted_tokens"),
+    "llama.cpp always, TGI in the head of an answer in one piece)",
+    names=names(
+        "request: cached_tokens computed_tokens frontend_s queue_s prefill_s decode_s draft_tokens accepted_tokens"
+    ),
     caveats={
         "request.cached_tokens": "vLLM leaves it out where it is 0, so that a miss is unknown",
-        "request.queue_s": "vLLM alone (0.28)",
+        "request.frontend_s": "TGI alone, in whole milliseconds",
+        "request.queue_s": "vLLM (0.28), and TGI in whole milliseconds",
         "request.prefill_s": "vLLM and llama.cpp; decode_s likewise",
         "request.draft_tokens": "llama.cpp with a draft model; accepted_tokens likewise",
     },
@@ -53,7 +56,7 @@ TOKENIZE: Final = Provides(
     needs="`kvscope proxy --tokenize` before vLLM, SGLang or llama.cpp",
     names=names("request: prompt_blocks"),
     caveats={
-        "request.prompt_blocks": "text prompts; left out where it is behind, and where the engine counted other tokens",
+        "request.prompt_blocks": "text prompts of the chat, completions, messages and responses APIs; left out where it is behind, and where the engine counted other tokens",
     },
 )
 

@@ -53,6 +53,9 @@ SAFE_FLAGS: Final = (
 )
 
 
+TIMINGS: Final = ("x-validation-time", "x-queue-time", "x-prompt-tokens", "x-generated-tokens")
+
+
 def timing_columns(headers: Mapping[str, str]) -> dict[str, Any]:
     """`request` columns told by the headers of an answer that was not streamed (names in lower case); whole milliseconds.
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from engine_probe.errors import UnknownFormat
+from engine_probe.proxy import chat_form
 from engine_probe.proxy.heads import RequestHead
 from engine_probe.proxy.upstreams import Upstream
 
@@ -61,6 +62,12 @@ class Tokenizer:
             raise NoTokens("the request is not an object")
         if self._engine is None:
             self._engine = self._find_engine()
+        path = head.path.rstrip(b"/")
+        if path.endswith(chat_form.PATHS):
+            messages = chat_form.chat_of(path, asked)
+            if messages is None:
+                raise NoTokens("the prompt is not text alone")
+            return self._chat({"model": asked.get("model"), "messages": messages})
         if isinstance(asked.get("messages"), list):
             return self._chat(asked)
         return self._prompt(asked)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from engine_probe.chain_hash import chain
+from engine_probe.proxy import chat_form
 from engine_probe.proxy.heads import RequestHead
 from engine_probe.proxy.tokenizer import NoTokens, Tokenizer
 from engine_probe.proxy.upstreams import Upstream
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 4 << 20
 MAX_QUEUE_BYTES: Final = 64 << 20
 MAX_JOBS: Final = 4096
-PATHS: Final = (b"/chat/completions", b"/completions", b"/completion", b"/generate")
+PATHS: Final = (b"/chat/completions", b"/completions", b"/completion", b"/generate", *chat_form.PATHS)
 
 Emit = Callable[["RequestRow"], None]
 
@@ -158,9 +159,13 @@ class Tokenizing:
             self._emit(job, row, emit)
 
     def _emit(self, job: Job, row: RequestRow, emit: Emit) -> None:
-        """The row with its blocks. Where the engine counted other tokens than it told us, they are not this prompt's."""
+        """The row with its blocks. Where the engine counted other tokens than it told us, they are not this prompt's.
+
+        A prompt that was brought into another form is named only where the engine told its count.
+        """
         if job.blocks is not None:
-            if row.columns.get("prompt_tokens", job.num_tokens) == job.num_tokens:
+            assumed = None if job.head.path.rstrip(b"/").endswith(chat_form.PATHS) else job.num_tokens
+            if row.columns.get("prompt_tokens", assumed) == job.num_tokens:
                 row.columns["prompt_blocks"] = job.blocks
                 self.num_named += 1
             else:

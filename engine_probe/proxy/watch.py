@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from engine_probe.adapters.tgi import ENGINE as TGI
+from engine_probe.adapters.tgi import TIMINGS, timing_columns
 from engine_probe.proxy.dialects import read_event, read_whole
 from engine_probe.proxy.heads import RequestHead, ResponseHead
 from engine_probe.proxy.inflate import Identity, Inflater, Unreadable, inflater
@@ -111,6 +113,7 @@ class Watch:
             self._recording.submit(self.job, self.upstream)
         else:
             self.job = None
+        self._take_times(head)
         kind = (head.get(b"content-type") or b"").partition(b";")[0].strip().lower()
         self.is_stream = kind == b"text/event-stream"
         if not self.is_stream and kind != b"application/json" and not kind.endswith(b"+json"):
@@ -123,6 +126,13 @@ class Watch:
             self._mode = _STREAM
         else:
             self._mode, self._whole = _WHOLE, bytearray()
+
+    def _take_times(self, head: ResponseHead) -> None:
+        """TGI tells in the head of an answer in one piece how long it waited; nobody else sends both of these headers."""
+        if head.get(b"x-validation-time") is not None and head.get(b"x-inference-time") is not None:
+            self.reading.engine = TGI
+            told = {name: value.decode("latin-1") for name in TIMINGS if (value := head.get(name.encode())) is not None}
+            self.reading.columns.update(timing_columns(told))
 
     def payload(self, pieces: Sequence[bytes], now_ns: int) -> None:
         self.body_ns = now_ns

@@ -9,7 +9,7 @@ from engine_probe.adapters.proxy_provides import ANSWERS, PROVIDES, PROXY, TOKEN
 from engine_probe.proxy.tokenizer import Tokenizer
 from engine_probe.proxy.tokenizing import Tokenizing
 from tests.contract.test_adapters_contract import filled
-from tests.integration.test_proxy_rows import PROMPT, Record, ask, stream
+from tests.integration.test_proxy_rows import PROMPT, Record, ask, stream, whole
 from tests.proxy_answers import chat, llama, usage
 from tests.proxy_lab import post
 
@@ -47,12 +47,13 @@ def test_rows_fill_exactly_what_is_declared() -> None:
     speculative[-1]["timings"] |= {"draft_n": 4, "draft_n_accepted": 2}
     failing = [chat("a"), {"error": {"type": "internal_error"}}]
     found: set[str] = set()
-    for events in (good, speculative, failing):
+    in_one_piece = whole({"generated_text": "hi"}, b"200 OK", b"x-validation-time: 3\r\nx-inference-time: 90\r\n")
+    for answer in (stream(*good), stream(*speculative), stream(*failing), in_one_piece):
         tokenizing = Tokenizing(b"salt", lambda upstream: _Fixed(upstream))
         record = Record(tokenizing=tokenizing)
         ask(
             record,
-            stream(*events),
+            answer,
             post(PROMPT.encode(), "/v1/chat/completions", *headers),
             dead=1,
             policy="round_robin",

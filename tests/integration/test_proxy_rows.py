@@ -282,6 +282,25 @@ def test_a_refusal_keeps_its_status_its_kind_and_its_limits(status: bytes, state
     assert row["model"] == "m"
 
 
+TGI_TIMES = b"x-validation-time: 3\r\nx-queue-time: 41\r\nx-inference-time: 90\r\nx-prompt-tokens: 12\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        (TGI_TIMES, (0.003, 0.041, 12, "tgi")),
+        (TGI_TIMES.replace(b": 41", b": \xb2"), (0.003, None, 12, "tgi")),
+        (b"x-queue-time: 41\r\n", (None, None, None, None)),
+    ],
+)
+def test_tgi_tells_its_times_in_the_head(headers: bytes, told: tuple[float | None, ...]) -> None:
+    """Of an answer in one piece, in whole milliseconds; another server's header of one of these names is not read."""
+    record = Record()
+    ask(record, whole({"generated_text": "hi"}, b"200 OK", headers))
+    (row,) = record.rows()
+    assert tuple(row.get(name) for name in ("frontend_s", "queue_s", "prompt_tokens", "engine")) == told
+
+
 def test_an_error_in_mid_stream_is_a_failure() -> None:
     """Status 200 went out long before."""
     record = Record()

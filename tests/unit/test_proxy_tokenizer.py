@@ -133,6 +133,52 @@ def test_each_engine_is_asked_in_its_own_words(
     tokenizer.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "tokens"),
+    [
+        ("/v1/messages", {"system": "s", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}, b"sab"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}]}], "tools": []},
+            b"ab",
+        ),
+        ("/v1/responses", {"instructions": "s", "input": "ab"}, b"sab"),
+        ("/v1/responses/", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "ab"}]}]}, b"ab"),
+    ],
+)
+def test_messages_and_responses_are_asked_for_as_the_chat_they_become(
+    engine: Callable[[Answers], Upstream], path: str, asked: Any, tokens: bytes
+) -> None:
+    """Instructions first, then the messages; the engine's template is applied by the engine."""
+    tokenizer = Tokenizer(engine(vllm))
+    assert tokenizer.tokens(head(path), json.dumps({"model": "m", **asked}).encode()) == [99, *tokens]
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": "secret"}]}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "secret"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}]}),
+        ("/v1/messages", {"messages": [{"role": "tool", "content": "a"}]}),
+        ("/v1/messages", {"messages": []}),
+        ("/v1/responses", {"input": "a", "previous_response_id": "r"}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "output": "a"}]}),
+        ("/v1/responses", {"input": [3]}),
+        ("/v1/responses", {}),
+    ],
+)
+def test_what_each_engine_turns_differently_is_refused(
+    engine: Callable[[Answers], Upstream], path: str, asked: Any
+) -> None:
+    """Tools, images, several parts, earlier answers: no guess."""
+    tokenizer = Tokenizer(engine(vllm))
+    with pytest.raises(NoTokens, match="not text alone"):
+        tokenizer.tokens(head(path), json.dumps(asked).encode())
+    tokenizer.close()
+
+
 def test_the_block_size_that_was_given_wins(engine: Callable[[Answers], Upstream]) -> None:
     """--block-size is for engines that do not tell theirs, and for comparing across engines."""
     tokenizer = Tokenizer(engine(vllm), 32)
@@ -211,8 +257,8 @@ class Fixed(Tokenizer):
         return tokens
 
 
-def job(tokenizing: Tokenizing, body: bytes) -> Job:
-    made = tokenizing.new_job(head())
+def job(tokenizing: Tokenizing, body: bytes, path: str = "/v1/chat/completions") -> Job:
+    made = tokenizing.new_job(head(path))
     assert made is not None
     made.keep(body)
     tokenizing.submit(made, UPSTREAM)
@@ -258,6 +304,16 @@ def test_tokens_that_the_engine_did_not_count_are_not_its_prompt() -> None:
     tokenizing.close()
     assert "prompt_blocks" not in rows[0].columns
     assert dict(tokenizing.left_out) == {"the engine counted other tokens": 1}
+
+
+@pytest.mark.parametrize(("counted", "named"), [(2, 1), (None, 0), (3, 0)])
+def test_a_prompt_in_another_form_is_named_only_where_its_count_agrees(counted: int | None, named: int) -> None:
+    """What chat the engine made of it is our reading: without the engine's own count nothing speaks for it."""
+    tokenizing = Tokenizing(SALT, lambda upstream: Fixed())
+    rows: list[RequestRow] = []
+    tokenizing.complete(job(tokenizing, b"[1, 2]", "/v1/messages"), row(counted), rows.append)
+    tokenizing.close()
+    assert (len(rows), tokenizing.num_named) == (1, named)
 
 
 def test_what_comes_too_fast_or_too_large_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,9 +362,9 @@ def test_what_is_left_at_the_end_goes_out_without_blocks() -> None:
 
 
 def test_only_prompts_that_can_be_named_are_kept() -> None:
-    """Embeddings, other APIs and compressed requests cost no memory."""
+    """Embeddings, other paths and compressed requests cost no memory."""
     tokenizing = Tokenizing(SALT, lambda upstream: Fixed())
     assert tokenizing.new_job(head("/v1/embeddings")) is None
-    assert tokenizing.new_job(head("/v1/messages")) is None
+    assert tokenizing.new_job(head("/v1/messages/count_tokens")) is None
     assert tokenizing.new_job(head("/v1/completions", "Content-Encoding: gzip")) is None
     tokenizing.close()
