@@ -31,6 +31,9 @@ class FixedSteps:
         self.max_context = max_context
         self.plans: list[StepPlan] = []
 
+    def refusal(self, num_tokens: int, context: int) -> str | None:
+        return None
+
     def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
         self.plans.append(plan)
         steps = 0

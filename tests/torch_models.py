@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine_probe.engine.executor import Chunk, StepPlan
+from engine_probe.engine.executor import Chunk, StepPlan, StepResult
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.torch_executor.executor import TorchExecutor, TorchOptions
@@ -49,7 +49,9 @@ def tiny_executor(config: ModelConfig = TINY, seed: int = 0, **options: Any) -> 
 
 
 class Tables:
-    """Hands out blocks, and gives tokens back to their sequences: what the engine does, in a few lines."""
+    """Hands out blocks, and gives tokens back to their sequences: what the engine does, in a few lines. last: the result."""
+
+    last: StepResult
 
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
@@ -83,7 +85,7 @@ class Tables:
         for sequence, count in chunks:
             self.grow(sequence, sequence.num_computed + count)
             plan.prefills.append(Chunk(sequence, sequence.num_computed, count, emits=sequence.num_pending == count))
-        result = self.executor.execute(plan)
+        result = self.last = self.executor.execute(plan)
         for sequence, count in [*((one, 1) for one in decodes), *chunks]:
             sequence.num_computed += count
         assert result.tokens is not None

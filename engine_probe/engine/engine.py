@@ -184,7 +184,8 @@ class Engine:
             )
         if sequence.request_id in self._by_id:
             return f"request id {sequence.request_id} is under way already; give another"
-        return None
+        at_once = self.config.scheduler.most_prompt_tokens(sequence.num_prompt)
+        return self.executor.refusal(at_once, sequence.num_prompt)
 
     def _expire_requests(self) -> list[Output]:
         now_ns = self.clock.monotonic_ns()

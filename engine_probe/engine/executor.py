@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine_probe.engine.sequence import Sequence
 
@@ -61,6 +61,7 @@ class StepResult:
     steps                 equal steps done (virtual time may do several at once); seconds are those of all of them
     forward_s, sample_s   s; NaN where not measured apart
     load_s                moving KV between host and device, s
+    checks                columns of `check` rows, where the packed batch of this step was checked
     """
 
     tokens: Items[int] | None
@@ -68,6 +69,7 @@ class StepResult:
     sample_s: float = float("nan")
     load_s: float = 0.0
     steps: int = 1
+    checks: Items[Mapping[str, Any]] = ()
 
 
 class Executor(Protocol):
@@ -88,6 +90,9 @@ class Executor(Protocol):
     @property
     def worker_facts(self) -> Mapping[str, object]:
         """Columns of a `worker` row that it knows: model, dtype, kv_bytes_per_block, weights_bytes, tp, ..."""
+
+    def refusal(self, num_tokens: int, context: int) -> str | None:
+        """Why a prompt of `context` tokens, computed `num_tokens` at a time, can never run here; None where it can."""
 
     def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
         """Do the step (a decode-only one up to `max_steps` times, while it would begin before `until_ns`)."""

@@ -164,7 +164,7 @@ class Flight:
         if result.steps == 1:  # what a run of equal steps evicted is told with the next single step
             evicted, self._evicted_before = pool.num_evicted - self._evicted_before, pool.num_evicted
         probe_s = engine.costs.probe()
-        self.recorder.end_step(
+        step = self.recorder.end_step(
             num_running=batch,
             num_waiting_prefill=waiting.num_new,
             num_waiting_decode=waiting.num_again,
@@ -188,6 +188,8 @@ class Flight:
             probe_s=probe_s,
             **reasons,
         )
+        for columns in result.checks:
+            self.recorder.row("check", now_ns, batch_id=f"{self.recorder.worker}-{step}", **columns)
         self._count(schedule)
         if now_ns >= self._next_sample_ns:
             self._sample(engine, now_ns)

@@ -62,6 +62,12 @@ class SchedulerConfig:
         if not 0.0 <= self.watermark_ratio < 1.0:
             raise UsageError(f"watermark_ratio is {self.watermark_ratio}; expected 0 or more, below 1")
 
+    def most_prompt_tokens(self, num_prompt: int) -> int:
+        """Most tokens of a prompt of that length that one step computes."""
+        if not self.chunked_prefill:
+            return num_prompt
+        return min(num_prompt, self.max_num_batched_tokens, self.max_chunk_tokens or num_prompt)
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:

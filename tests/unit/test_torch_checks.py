@@ -210,14 +210,23 @@ def test_findings_fit_the_event_contract() -> None:
 
 
 def test_executor_checks_every_so_many_steps() -> None:
-    """Its findings are handed over once; none are made where nobody asked."""
-    executor = tiny_executor(check_every=2)
+    """Findings come with the step that was checked; none are made where nobody asked."""
+    for every, found in ((2, [0, 4, 0, 4]), (0, [0] * 4)):
+        tables = Tables(tiny_executor(check_every=every))
+        steps = []
+        sequence = tables.sequence([1])
+        for _ in range(4):
+            tables.step([sequence])
+            steps.append(tables.last.checks)
+        assert [len(checks) for checks in steps] == found
+        assert all(columns["outcome"] == "passed" for checks in steps for columns in checks)
+
+
+def test_failed_check_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The step's row says failed, the log says why; the step goes on."""
+    executor = tiny_executor(check_every=1)
+    executor.attention = Acausal()
     tables = Tables(executor)
-    tables.finish(tables.sequence([1, 2, 3]), 5)
-    taken = executor.take_checks()
-    assert len(taken) == 2 * 4
-    assert all(check.passed for check in taken)
-    assert executor.take_checks() == []
-    silent = tiny_executor()
-    Tables(silent).finish(Tables(silent).sequence([1, 2, 3]), 5)
-    assert silent.take_checks() == []
+    tables.step(chunks=[(tables.sequence([1, 2, 3]), 3)])
+    assert [columns["outcome"] for columns in tables.last.checks] == ["passed", "passed", "failed", "passed"]
+    assert [(record.message, record.check) for record in caplog.records] == [("packed batch failed a check", "mask")]  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from engine_probe.engine.torch_executor.activation import StepShape
 from engine_probe.engine.torch_executor.executor import TorchExecutor, TorchOptions, choose_attention
 from engine_probe.engine.torch_executor.kv_cache import KvCache
 from engine_probe.engine.torch_executor.weights import SeededTensors
-from engine_probe.errors import DeviceMissing, PromptRefused, UsageError
+from engine_probe.errors import DeviceMissing, UsageError
 from tests.torch_models import TINY, Tables, alone, tiny_executor, with_heads
 
 CPU = torch.device("cpu")
@@ -102,10 +102,14 @@ def test_prompt_that_would_not_fit_is_refused_with_the_number() -> None:
     """Before anything is computed, and naming what it needs and what is there; a smaller chunk of it passes."""
     executor = tiny_executor(activation_limit_bytes=300_000)
     needed = executor.predict_activation_bytes(StepShape(250, 250, num_drawing=1))
-    with pytest.raises(PromptRefused, match=f"250 tokens.*{needed} bytes.*300000") as refusal:
-        executor.refuse_too_large(250)
-    assert refusal.value.needed_bytes == needed > 300_000
-    executor.refuse_too_large(32, context=250)
+    assert needed > 300_000
+    refusal = executor.refusal(250, 250)
+    assert refusal is not None
+    assert f"250 tokens of a prompt in one step needs {needed} bytes of activations, 300000 are there" in refusal
+    assert executor.refusal(32, 250) is None
+    # A machine that cannot say what is free refuses nothing.
+    executor.activation_limit_bytes = None
+    assert executor.refusal(250, 250) is None
 
 
 def test_warm_up_measures_a_step_of_that_size() -> None:

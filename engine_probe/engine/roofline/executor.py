@@ -103,6 +103,10 @@ class RooflineExecutor:
             "dp": 1,
         }
 
+    def refusal(self, num_tokens: int, context: int) -> str | None:
+        """None: what does not fit into memory at a time is refused by its number of blocks alone."""
+        return None
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ _SEED = 20_211
 class Check:
     """One finding. columns: of a `check` row beside worker, at_ns and batch_id. why: what is wrong, None where it passed."""
 
-    columns: dict[str, object]
+    columns: dict[str, Any]
     why: str | None = None
 
     @property

@@ -6,11 +6,13 @@ it, choose tokens for the rows that emit. Times are measured, memory is measured
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,14 +23,16 @@ from engine_probe.engine.torch_executor.activation import StepShape, measure_act
 from engine_probe.engine.torch_executor.attention import Attention, TorchAttention
 from engine_probe.engine.torch_executor.batch import PackedBatch, pack
 from engine_probe.engine.torch_executor.checkpoint import SafetensorsFolder, read_folder_config
-from engine_probe.engine.torch_executor.checks import Check, check_batch
+from engine_probe.engine.torch_executor.checks import check_batch
 from engine_probe.engine.torch_executor.decoder import Decoder
 from engine_probe.engine.torch_executor.device import choose_device, choose_dtype, free_bytes
 from engine_probe.engine.torch_executor.kv_cache import KvCache, bytes_per_block
 from engine_probe.engine.torch_executor.model_config import ModelConfig
 from engine_probe.engine.torch_executor.sampling import choose
 from engine_probe.engine.torch_executor.weights import SeededTensors, TensorSource, build_weights
-from engine_probe.errors import DeviceMissing, EngineError, PromptRefused, UsageError
+from engine_probe.errors import DeviceMissing, EngineError, UsageError
+
+log = logging.getLogger(__name__)
 
 _SHARE_OF_FREE = {"cuda": 0.85, "cpu": 0.25}
 _MOST_CONTEXTS = 32
@@ -68,7 +72,6 @@ class TorchExecutor:
 
     weights_bytes, kv_bytes_per_block   held in memory
     activation_peak_bytes               measured over the steps so far; None before the first
-    checks                              findings of the checks since they were last taken, oldest first
     """
 
     def __init__(
@@ -105,7 +108,6 @@ class TorchExecutor:
         num_blocks = options.num_blocks or self._blocks_that_fit()
         self._cache = KvCache(config, num_blocks, self.block_size, self.dtype, self.device, options.num_host_blocks)
         self.activation_limit_bytes = options.activation_limit_bytes or free_bytes(self.device)
-        self.checks: list[Check] = []
         self._num_steps = 0
         self._measured_from = 0
         if options.warm_up_tokens > 0:
@@ -158,20 +160,16 @@ class TorchExecutor:
         """Peak bytes that a step needs beside weights and KV."""
         return predict_activation_bytes(self.config, self.dtype, shape, self.attention.name)
 
-    def refuse_too_large(self, num_tokens: int, context: int | None = None) -> None:
-        """PromptRefused, with both numbers, where a prompt computed so many tokens at a time would not fit into memory.
-
-        context: its length; None: it is computed at once.
-        """
-        needed = self.predict_activation_bytes(StepShape(num_tokens, context or num_tokens, num_drawing=1))
+    def refusal(self, num_tokens: int, context: int) -> str | None:
+        """With both numbers, where the step's activations would not fit into memory."""
+        needed = self.predict_activation_bytes(StepShape(num_tokens, context, num_drawing=1))
         limit = self.activation_limit_bytes
-        if limit is not None and needed > limit:
-            raise PromptRefused(
-                f"computing {num_tokens} tokens in one step needs {needed} bytes of activations, {limit} are there; "
-                "send a shorter prompt, or let the engine prefill in (smaller) chunks",
-                needed_bytes=needed,
-                limit_bytes=limit,
-            )
+        if limit is None or needed <= limit:
+            return None
+        return (
+            f"computing {num_tokens} tokens of a prompt in one step needs {needed} bytes of activations, {limit} are "
+            "there; send a shorter prompt, or let the engine prefill in (smaller) chunks"
+        )
 
     def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
         """One step, whatever `max_steps`: real tokens decide what comes next."""
@@ -180,11 +178,9 @@ class TorchExecutor:
             if not (plan.decodes or plan.prefills):
                 return StepResult((), 0.0, 0.0, load_s)
             batch = pack(plan, self.block_size, self.device)
-            self._num_steps += 1
-            if self._options.check_every and self._num_steps % self._options.check_every == 0:
-                self.checks += check_batch(batch, plan, self.attention, self._cache.num_blocks, self.config)
+            checks = self._checks(batch, plan)
             try:
-                return self._compute(batch, plan, load_s)
+                return replace(self._compute(batch, plan, load_s), checks=checks)
             except torch.OutOfMemoryError as error:
                 needed = self._predicted(batch, plan)
                 raise EngineError(
@@ -193,16 +189,23 @@ class TorchExecutor:
                     needed_bytes=needed,
                 ) from error
 
-    def take_checks(self) -> list[Check]:
-        """The findings since the last call."""
-        taken, self.checks = self.checks, []
-        return taken
-
     def close(self) -> None:
         """Drop weights and KV; nothing can be executed afterwards."""
         del self._decoder, self._cache
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _checks(self, batch: PackedBatch, plan: StepPlan) -> list[Mapping[str, Any]]:
+        """Columns of this step's `check` rows, where its turn has come."""
+        self._num_steps += 1
+        every = self._options.check_every
+        if not every or self._num_steps % every:
+            return []
+        found = check_batch(batch, plan, self.attention, self._cache.num_blocks, self.config)
+        for check in found:
+            if not check.passed:
+                log.error("packed batch failed a check", extra={"check": check.columns["check"], "why": check.why})
+        return [check.columns for check in found]
 
     def _compute(self, batch: PackedBatch, plan: StepPlan, load_s: float) -> StepResult:
         """The step; its memory is measured where it is well above every step before."""
@@ -235,7 +238,6 @@ class TorchExecutor:
             num_tokens -= count
         self.execute(plan)
         self._num_steps = 0
-        self.checks.clear()
 
     def _predicted(self, batch: PackedBatch, plan: StepPlan) -> int:
         contexts = batch.contexts
