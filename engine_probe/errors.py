@@ -10,6 +10,9 @@
     |   +-- PromptRefused        a request that can never run here: no tokens, too long, parameters out of range
     |   +-- ModelUnreadable      weights, config or tokenizer cannot be read as what they say they are
     |   +-- DeviceMissing        the device asked for is not there, or too small
+    |   +-- EngineNotReady       draining before it stops, or dead after a failure
+    |   +-- UnknownModel         a request for another model than the one that is served
+    |   +-- RequestTimedOut      a request that was older than the engine allows
     +-- StoreError            store: remembering
     |   +-- StoreMisuse          a place, kind, column or run that was named is none, or the verb is not for this store
     |   +-- StoreDamaged         what is on disk cannot be read any more
@@ -126,6 +129,22 @@ class ModelUnreadable(EngineError):
 class DeviceMissing(EngineError):
     http_status = 503
     title = "Device is not there"
+
+
+class EngineNotReady(EngineError):
+    http_status = 503
+    title = "Engine is not ready"
+
+
+class UnknownModel(EngineError):
+    http_status = 404
+    exit_code = EXIT_MISUSE
+    title = "No such model"
+
+
+class RequestTimedOut(EngineError):
+    http_status = 504
+    title = "Request ran out of time"
 
 
 class StoreError(KvscopeError):

@@ -126,12 +126,19 @@ class Engine:
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """Its client went away, or gave up: it ends now, at whatever point it is. False where it is not under way."""
+        return self.end(request_id, "aborted", reason)
+
+    def end(self, request_id: str, state: str, reason: str) -> bool:
+        """It ends now, between two steps: finished (its text has what it was to stop at), failed, or aborted.
+
+        False where it is not under way.
+        """
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return False
         self.scheduler.end(sequence)
         sequence.finish_reason = reason
-        self.flight.ended(sequence, "aborted", reason)
+        self.flight.ended(sequence, state, reason)
         return True
 
     def step(self, until_ns: int | None = None) -> list[Output] | None:

@@ -254,6 +254,8 @@ class Scheduler:
             spare = self.watermark if self.running else 0
             if not self.kv.admit(sequence, found, sequence.num_known, spare, now_ns):
                 return "blocks"
+            if sequence.scheduled_ns is None:
+                sequence.scheduled_ns, sequence.num_cached = now_ns, sequence.num_computed
             self._seat(sequence, now_ns)
             schedule.admitted.append(Admission(sequence, sequence.num_computed, (before_ns, now_ns)))
             budget -= self._prefill(sequence, schedule.plan, budget)

@@ -37,6 +37,7 @@ class Sequence:
     early_spans    (phase, start_ns, end_ns) before it began to wait: frontend, tokenize
     blocks         block table: physical block of logical block i
     is_forked      it shares blocks that it may write
+    num_cached     prompt tokens whose KV it found in the cache when it was first scheduled, at `scheduled_ns`
     num_ever_computed   tokens whose KV it had before it gave way
     num_sealed     leading blocks that have their hash and may be found by others
     slot           of the recorder
@@ -65,6 +66,8 @@ class Sequence:
     num_sealed: int = 0
     num_preemptions: int = 0
     num_ever_computed: int = 0
+    num_cached: int = 0
+    scheduled_ns: int | None = None
     waits_since_ns: int = 0
     is_decoding: bool = False
     is_forked: bool = False
