@@ -185,7 +185,7 @@ class Flight:
             oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
             at_ns=now_ns,
             repeat=result.steps,
-            probe_s=probe_s,
+            probe_s=None if probe_s is None else probe_s * result.steps,
             **reasons,
         )
         for columns in result.checks:

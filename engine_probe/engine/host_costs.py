@@ -20,7 +20,7 @@ class HostCosts(Protocol):
         """So many blocks were evicted out of so many cached ones."""
 
     def probe(self) -> float | None:
-        """What the recorder took in this step, s; None: it is measured."""
+        """What the recorder takes of one step, s; None: it is measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,14 @@ def build_fleet(
     run_id: str | None = None,
     costs: Callable[[VirtualClock], HostCosts] | None = None,
     front_end: FrontEnd | None = None,
+    engine_class: type[Engine] = Engine,
     start_utc_ns: int = EPOCH_NS,
     on_progress: Callable[[int], None] | None = None,
 ) -> VirtualFleet:
-    """The fleet, ready to run; its rows go to `sink`, which is closed with the last of its recorders."""
+    """The fleet, ready to run; its rows go to `sink`, which is closed with the last of its recorders.
+
+    engine_class   a worker that behaves otherwise (one that leaks blocks, in the lab)
+    """
     ends: list[SharedSink] = []
     names = [f"w{index}" for index in range(settings.num_workers)]
     chosen = settings.router
@@ -94,6 +98,7 @@ def build_fleet(
             run_id,
             [FeedListener(feed, index)] if is_fed else [],
             costs,
+            engine_class,
             start_utc_ns,
         )
         for index, name in enumerate(names)
@@ -138,6 +143,7 @@ def _engine(
     run_id: str | None,
     listeners: Sequence[FeedListener],
     costs: Callable[[VirtualClock], HostCosts] | None,
+    engine_class: type[Engine],
     start_utc_ns: int,
 ) -> Engine:
     clock = VirtualClock(start_utc_ns)
@@ -158,7 +164,7 @@ def _engine(
     recorder = _recorder(sink, name, run_id, clock)
     recorder.constants["request"].update(engine="kvscope", model=shape.name)
     recorder.constants["step"].update(policy=scheduler.policy)
-    return Engine(config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners)
+    return engine_class(config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners)
 
 
 def _recorder(sink: Sink, worker: str | None, run_id: str | None, clock: VirtualClock) -> Recorder:

@@ -113,6 +113,18 @@ class VirtualFleet:
         self._num_events += 1
         heappush(self._events, (at_ns, self._num_events, action))
 
+    def cancel(self, request_id: str, at_ns: int, reason: str = "client_gone") -> bool:
+        """Its client goes away for good. False where the request has not come to an engine, or ended."""
+        ask = self._asks.get(request_id)
+        if ask is None:
+            return False
+        self._clocks[ask.worker].advance_to(at_ns)
+        if not self.engines[ask.worker].abort(request_id, reason):
+            return False
+        self.tally.aborted += 1
+        self._end(request_id, at_ns)
+        return True
+
     def run(self, calls: Iterable[Call]) -> Tally:
         """Serve the calls, in order of their arrival, to the last; rows go where the recorders' sinks lead."""
         self._calls = iter(calls)
