@@ -139,7 +139,7 @@ class _Ranked:
             del self._turn[block]
 
     def pop(self, count: int) -> Blocks:
-        found = []
+        found: list[int] = []
         while len(found) < count:
             _, turn, block = heapq.heappop(self._heap)
             if self._turn.get(block) == turn:

@@ -6,23 +6,33 @@ Beliefs age between two readings, and a counter that nobody moves reads zero for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from engine_probe.engine.engine import Engine
 from engine_probe.errors import UsageError
 
 SIGNALS = ("outstanding", "polled")
 
 
+class HasLoad(Protocol):
+    """A worker that tells how busy it is."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
 class LoadBoard:
     """Load and queue of each worker, as believed.
 
-    signal      outstanding: requests this router assigned and saw no end of; polled: running + waiting, read from the engine
+    signal      outstanding: requests this router assigned and saw no end of; polled: running + waiting, read from the worker
     refresh_s   age at which a polled reading is taken anew
     is_dead     the load counter is never moved (an existing router's fault): every load reads 0
     """
 
     def __init__(
-        self, engines: Sequence[Engine], *, signal: str = "outstanding", refresh_s: float = 0.0, is_dead: bool = False
+        self, engines: Sequence[HasLoad], *, signal: str = "outstanding", refresh_s: float = 0.0, is_dead: bool = False
     ) -> None:
         if signal not in SIGNALS:
             raise UsageError(f"no load signal '{signal}' here; known: {', '.join(SIGNALS)}", signal=signal)

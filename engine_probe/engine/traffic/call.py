@@ -16,6 +16,7 @@ class Call:
     """at_ns: instant on the run's own clock.
 
     blocks       chain hashes of the full prompt blocks (of the engine's block size)
+    token_ids    of the prompt, where it is to be computed and not only counted
     prefix_hash  of the prefix that it shares with others; None: it shares none
     """
 
@@ -31,6 +32,7 @@ class Call:
     turn: int | None = None
     priority: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    token_ids: Sequence[int] = ()
 
 
 def made_up_blocks(name: int, count: int, first: int = 0) -> list[int]:

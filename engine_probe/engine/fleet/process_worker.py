@@ -1,0 +1,151 @@
+"""One worker of a torch fleet: a process with an engine, that reads what to do from a pipe and tells what it did.
+
+To it: ("submit", Sequence), ("abort", request id), ("clear",), ("stop",). From it: Ready, then a Report after each step
+that brought something. A worker that cannot start says why, and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.config import EngineConfig
+from engine_probe.engine.engine import Engine, Output
+from engine_probe.engine.executor import Executor
+from engine_probe.engine.sequence import Sequence as EngineSequence
+from engine_probe.errors import KvscopeError, PromptRefused
+from engine_probe.recorder import Recorder
+from engine_probe.sink import Sink
+
+log = logging.getLogger(__name__)
+IDLE_S = 0.2
+
+MakeExecutor = Callable[[], Executor]
+MakeSink = Callable[[], Sink]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a process needs to become a worker; it travels to it pickled. num_threads: of torch."""
+
+    config: EngineConfig
+    make_executor: MakeExecutor
+    make_sink: MakeSink
+    run_id: str | None = None
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker takes requests; num_blocks of its pool. error: it does not, and why."""
+
+    num_blocks: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened since the last one.
+
+    tokens     (request id, new tokens, finish reason or None)
+    refused    (request id, why)
+    stored     (at_ns, hashes, parents), evicted (at_ns, hashes), in order; only where somebody listens
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    tokens: list[tuple[str, int, str | None]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    blocks: list[tuple[str, int, list[int], list[int | None]]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tokens or self.refused or self.blocks)
+
+
+def serve(plan: WorkerPlan, pipe: Connection) -> None:
+    """The process's main: serve until told to stop, or until the other end is gone."""
+    os.environ["OMP_NUM_THREADS"] = str(plan.num_threads)
+    try:
+        engine, report = _start(plan)
+    except KvscopeError as error:
+        pipe.send(Ready(error=error.message))
+        return
+    pipe.send(Ready(engine.kv.pool.num_blocks))
+    recorder = engine.flight.recorder
+    try:
+        outputs: Sequence[Output] | None = None
+        while _obey(engine, pipe, report, IDLE_S if outputs is None else 0.0):
+            outputs = engine.step() if engine.has_work else None
+            for output in outputs or ():
+                report.tokens.append((output.sequence.request_id, len(output.tokens), output.finish_reason))
+            if not report.is_empty:
+                report.num_running, report.num_waiting = engine.num_running, engine.num_waiting
+                pipe.send(report)
+                report.tokens, report.refused, report.blocks = [], [], []
+    except (EOFError, BrokenPipeError):
+        log.warning("the fleet is gone, the worker ends", extra={"worker": plan.config.worker})
+    finally:
+        engine.close()
+        engine.flight.stopped(engine)
+        recorder.close()
+
+
+def _start(plan: WorkerPlan) -> tuple[Engine, Report]:
+    import torch
+
+    torch.set_num_threads(plan.num_threads)
+    report = Report()
+    executor = plan.make_executor()
+    recorder = Recorder(plan.make_sink(), worker=plan.config.worker, run_id=plan.run_id, flush_s=0.5)
+    recorder.constants["request"].update(engine="kvscope", model=executor.worker_facts.get("model"))
+    recorder.constants["step"].update(policy=plan.config.scheduler.policy)
+    return Engine(plan.config, executor, recorder, listeners=[_Teller(report)]), report
+
+
+def _obey(engine: Engine, pipe: Connection, report: Report, wait_s: float) -> bool:
+    """Do what the pipe says, waiting so long for it. False: stop."""
+    if not pipe.poll(wait_s):
+        return True
+    while pipe.poll(0):
+        order: tuple[Any, ...] = pipe.recv()
+        if order[0] == "stop":
+            return False
+        if order[0] == "submit":
+            sequence: EngineSequence = order[1]
+            try:
+                engine.submit(sequence)
+            except PromptRefused as refusal:
+                report.refused.append((sequence.request_id, refusal.message))
+        elif order[0] == "abort":
+            engine.abort(order[1], order[2])
+        elif order[0] == "clear":
+            engine.reset_prefix_cache()
+    return True
+
+
+class _Teller:
+    """Block changes go into the report (KvListener)."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def stored(
+        self, sequence: EngineSequence, hashes: Sequence[int], parents: Sequence[int], first: int, at_ns: int
+    ) -> None:
+        above = [None if parent == sequence.root else parent for parent in parents]
+        self._report.blocks.append(("stored", at_ns, list(hashes), above))
+
+    def hit(self, sequence: EngineSequence, hashes: Sequence[int], at_ns: int) -> None:
+        """Nobody asks."""
+
+    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        self._report.blocks.append(("evicted", at_ns, list(blocks.hashes), []))
+
+    def cleared(self, at_ns: int) -> None:
+        self._report.blocks.append(("cleared", at_ns, [], []))
