@@ -51,7 +51,7 @@ def of_fleet(summary: FleetSummary, target: str) -> str:
     """A fleet: a line a worker that restarted, failed or was never found; the others are counted."""
     workers = summary.workers
     lines = [
-        f"Followed {len(workers)} workers for {summary.seconds:.0f} s and wrote to {target}: {_rows(summary.rows)}."
+        f"Followed {len(workers)} {'worker' if len(workers) == 1 else 'workers'} for {summary.seconds:.0f} s and wrote to {target}: {_rows(summary.rows)}."
     ]
     troubled = {name: seen for name, seen in workers.items() if seen["restarts"] or seen["failed_scrapes"]}
     for name, seen in list(troubled.items())[:MAX_NAMED]:

@@ -1,7 +1,7 @@
 """Follows all engines of a fleet in one process: those that come are found and followed, those that go are marked.
 
-One thread keeps the time; a pool of threads does the turns (a scrape, or an attempt to connect), one turn of an engine at
-a time; one funnel writes. Invariant: an engine that is slow, down or strange costs its own turns and nobody else's; a
+One thread keeps the time; two pools of threads do the turns (a scrape, or an attempt to connect), one turn of an engine at a
+time; one thread asks where the engines are; one funnel writes. Invariant: an engine that is slow, down or strange costs its own turns and nobody else's; a
 source of targets that cannot be read takes nobody away.
 """
 
@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from engine_probe.attach.fleet_facts import FleetFacts
 from engine_probe.attach.follower import AttachOptions, Follower, Say
 from engine_probe.attach.funnel import FLUSH_S, Funnel
 from engine_probe.attach.session import Trouble
+from engine_probe.attach.target_watch import TargetWatch, Told
 from engine_probe.attach.targets import Target, Targets
 from engine_probe.errors import KvscopeError, ProbeError
 
@@ -53,6 +54,7 @@ class _Member:
     follower: Follower
     due: float
     is_busy: bool = False
+    turn: Future[None] | None = None
     is_open: bool = False
     is_leaving: bool = False
     failures: int = 0
@@ -106,35 +108,35 @@ class Fleet:
         begun = time.monotonic()
         end = None if self._options.duration_s is None else begun + self._options.duration_s
         self._funnel.start()
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="kvscope-fleet") as pool:
+        watch = TargetWatch(self._targets, self._refresh_s)
+        with _pool("fleet") as steady, _pool("fleet-doubtful") as doubtful:
             try:
                 self._take(found)
-                refresh = begun + self._refresh_s
+                watch.start()
                 while not stop.is_set() and (end is None or time.monotonic() < end):
-                    if time.monotonic() >= refresh:
-                        self._refresh()
-                        refresh = time.monotonic() + self._refresh_s
-                    self._dispatch(pool)
+                    self._refresh(watch.news())
+                    self._dispatch(steady, doubtful)
                     self._trouble.tell()
                     stop.wait(LOOK_S)
             finally:
-                self._drain(pool)
+                watch.stop()
+                self._drain(steady)
         return self._summary(time.monotonic() - begun)
 
     # --- who belongs to the fleet
 
-    def _refresh(self) -> None:
-        try:
-            found = self._targets.read()
-        except ProbeError as error:
-            if error.message != self._targets_error:
-                self._targets_error = error.message
-                self._say(f"The targets cannot be told, so they stay as they are: {error.message}")
+    def _refresh(self, told: Told | None) -> None:
+        if told is None:
+            return
+        if isinstance(told, ProbeError):
+            if told.message != self._targets_error:
+                self._targets_error = told.message
+                self._say(f"The targets cannot be told, so they stay as they are: {told.message}")
             return
         if self._targets_error is not None:
             self._targets_error = None
             self._say("The targets can be told again.")
-        self._take(found)
+        self._take(told)
 
     def _take(self, found: Sequence[Target]) -> None:
         now = {target.url: target for target in found}
@@ -163,7 +165,9 @@ class Fleet:
 
     # --- turns
 
-    def _dispatch(self, pool: ThreadPoolExecutor) -> None:
+    def _dispatch(self, steady: ThreadPoolExecutor, doubtful: ThreadPoolExecutor) -> None:
+        """Turns that are due. Who did not answer last time, or never did, waits with his like: a rack that is gone, all of it
+        hanging, would take every thread from those that answer."""
         now = time.monotonic()
         for key, member in list(self._members.items()):
             if member.is_busy or (member.due > now and not member.is_leaving):
@@ -171,7 +175,8 @@ class Fleet:
             if member.is_leaving:
                 del self._members[key]
             member.is_busy = True
-            pool.submit(self._turn, member)
+            answers = member.is_open and member.follower.scraper.last_error is None
+            member.turn = (steady if answers else doubtful).submit(self._turn, member)
 
     def _turn(self, member: _Member) -> None:
         try:
@@ -248,6 +253,9 @@ class Fleet:
     # --- the end
 
     def _drain(self, pool: ThreadPoolExecutor) -> None:
+        for member in self._members.values():
+            if member.turn is not None and member.turn.cancel():  # it waited behind those that hang
+                member.is_busy = False
         deadline = time.monotonic() + MAX_PAUSE_S
         while any(member.is_busy for member in self._members.values()) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
@@ -269,6 +277,10 @@ class Fleet:
             never_found={m.target.url: m.error or "not asked yet" for m in self._members.values() if not m.is_open},
             sink_error=self._funnel.error,
         )
+
+
+def _pool(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix=f"kvscope-{name}")
 
 
 def _seen(member: _Member) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from engine_probe.attach.fleet import Fleet, FleetSummary
 from engine_probe.attach.fleet_facts import FleetFacts
 from engine_probe.attach.follower import AUTO, AttachOptions
-from engine_probe.attach.targets import FileTargets
+from engine_probe.attach.targets import FileTargets, Target
 from engine_probe.errors import UnknownFormat
 from engine_probe.schema import table_from_rows
 from engine_probe.validate import validate
@@ -159,6 +159,64 @@ def test_a_broken_targets_file_takes_nobody_away(engines: list[FakeEngine], tmp_
     fleet.stop()
     assert fleet.marks("worker_down") == []
     assert sum("stay as they are" in line for line in fleet.said) == 1
+
+
+class Hanging:
+    """A source of targets that answers once, and then never: a name server that is away."""
+
+    def __init__(self, *urls: str) -> None:
+        self.found = [Target(url) for url in urls]
+        self.is_asked_again = threading.Event()
+        self.ends = threading.Event()
+        self._reads = 0
+
+    def read(self) -> list[Target]:
+        self._reads += 1
+        if self._reads > 1:
+            self.is_asked_again.set()
+            self.ends.wait(30)
+        return self.found
+
+
+def test_a_source_of_targets_that_hangs_holds_up_no_scrape(engines: list[FakeEngine]) -> None:
+    """The engines that are known are scraped on, and the end waits for no answer either."""
+    source, sink, stop = Hanging(engines[0].url), ListSink(), threading.Event()
+    options = AttachOptions(url="", salt=b"s", engine="vllm", interval_s=0.05)
+    fleet = Fleet(source, options, sink, lambda _: None, refresh_s=0.05, flush_s=0.02)
+    thread = threading.Thread(target=fleet.run, args=(stop,))
+    thread.start()
+    assert source.is_asked_again.wait(20)
+    seen = len(engines[0].requests)
+    deadline = time.monotonic() + 20
+    while len(engines[0].requests) < seen + 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    source.ends.set()
+
+
+def test_a_rack_that_is_gone_takes_no_thread_from_the_others(
+    engines: list[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More workers that hang than there are threads: the one that answers has its turns all the same."""
+    monkeypatch.setattr("engine_probe.attach.fleet.THREADS", 2)
+    with socket.socket() as hung:
+        hung.bind(("127.0.0.1", 0))
+        hung.listen()
+        port = hung.getsockname()[1]
+        fleet = Fleets(tmp_path)
+        fleet.write(engines[0].url)
+        fleet.start("vllm")
+        fleet.until(lambda: fleet.sampled())
+        fleet.write(engines[0].url, *(f"http://127.0.0.1:{port}/{number}" for number in range(8)))
+        fleet.until(lambda: len(fleet.marks("config_changed")) == 1)
+        seen = len(engines[0].requests)
+        fleet.until(lambda: len(engines[0].requests) > seen + 10)
+    summary = fleet.stop()
+    assert set(summary.workers) == {name(engines[0])}
+    assert len(summary.never_found) == 8
 
 
 def test_without_targets_at_the_start_it_is_an_error(tmp_path: Path) -> None:
