@@ -7,12 +7,13 @@ BIN := .venv/bin
 export PYTHON
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test docs bench clean
+.PHONY: help demo test docs bench gpu-check clean
 
 help:
 	@echo "make demo    two recordings of a real vLLM, diagnosed: which cause owns how much of the P99 (ends by itself)"
 	@echo "make test    style, types, layers and every test that can run here"
 	@echo "make bench   what starting the command costs, beside a bare python (the other benchmarks: bench/README.md)"
+	@echo "make gpu-check  on a machine with a GPU: kernels, memory, recorder and roofline measured into bench/gpu.md"
 	@echo "make docs    write the generated parts of README.md"
 	@echo "make clean   remove what the targets made"
 
@@ -34,6 +35,9 @@ docs:
 bench:
 	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
 	@$(STAGE) "start-up" $(BIN)/python bench/startup.py
+
+gpu-check:
+	@$(STAGE) "GPU check" sh .ci/gpu-check
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-out build dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -9,7 +10,7 @@ from triton.compiler import ASTSource
 from engine_probe.engine.torch_executor.kernels import chunked_prefill, kv_write, paged_decode
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED = {"BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 64, "HEAD_DIM_PADDED": 64, "TILE": 64, "WIDEN": False}
+SHARED = {"BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 64, "HEAD_DIM_PADDED": 64, "WIDEN": False}
 INTEGERS = ("block_tables", "context_lens", "query_starts", "listed")
 FLOATS = ("partial", "sums", "maxima")
 
@@ -33,8 +34,9 @@ def compile_for_gpu(kernel: triton.JITFunction, dtype: str, constants: dict[str,
 
 
 if __name__ == "__main__":
-    for dtype, precision in (("bf16", "tf32"), ("fp32", "tf32x3")):
-        more = {**SHARED, "PRECISION": precision}
+    for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        options = chunked_prefill.tile_options(torch_dtype)
+        more = {**SHARED, **{name: value for name, value in options.items() if name.isupper()}}
         print(
             compile_for_gpu(kv_write._write_kv, dtype, {"WIDTH": 256, "WIDTH_PADDED": 256}),
             compile_for_gpu(paged_decode._paged_decode, dtype, {**more, "GROUP_PADDED": 16, "PART": 512}),

@@ -189,6 +189,10 @@ class TorchExecutor:
                     needed_bytes=needed,
                 ) from error
 
+    def measure(self, plan: StepPlan) -> int:
+        """Peak bytes that this step really held beside weights and KV; it is executed."""
+        return measure_activation_bytes(lambda: self.execute(plan), self.device)
+
     def close(self) -> None:
         """Drop weights and KV; nothing can be executed afterwards."""
         del self._decoder, self._cache

@@ -14,7 +14,13 @@ import triton
 import triton.language as tl
 
 _ROWS = 64
-_TILE = 64
+
+
+def tile_options(dtype: torch.dtype) -> dict[str, object]:
+    """Slots a loop turn reads, and how it multiplies. float32 in three passes of tf32 needs more shared memory a slot."""
+    if dtype == torch.float32:
+        return {"TILE": 32, "PRECISION": "tf32x3", "num_stages": 1}
+    return {"TILE": 64, "PRECISION": "tf32", "num_stages": 3}
 
 
 def tiles(query_lens: Sequence[int], first_sequence: int, device: torch.device) -> torch.Tensor:
@@ -68,10 +74,9 @@ def chunked_prefill(
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
         ROWS=_ROWS,
-        TILE=_TILE,
         # The interpreter multiplies the bits of bfloat16, not its values; on a GPU the type stays.
         WIDEN=queries.device.type == "cpu",
-        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
+        **tile_options(queries.dtype),
     )
 
 

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-_TILE = 64
+from engine_probe.engine.torch_executor.kernels.chunked_prefill import tile_options
+
 _PART = 512
 """Tokens of context a program reads at most; one part where there are enough sequences to fill a GPU."""
 
@@ -60,11 +61,10 @@ def paged_decode(
         GROUP_PADDED=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=max(16, triton.next_power_of_2(head_dim)),
-        TILE=_TILE,
         PART=_PART,
         # The interpreter multiplies the bits of bfloat16, not its values; on a GPU the type stays.
         WIDEN=queries.device.type == "cpu",
-        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
+        **tile_options(queries.dtype),
     )
     if num_parts == 1:
         return (partial / sums.unsqueeze(-1)).squeeze(2).to(queries.dtype)
