@@ -6,10 +6,12 @@ import json
 import ssl
 import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pyarrow as pa
+
+from tests.loopback import Loopback
 
 CONFIG = 'block_size="32",cache_dtype="auto",enable_prefix_caching="{caching}",engine="0",num_gpu_blocks="{blocks}"'
 
@@ -32,27 +34,22 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-class FakeEngine:
+class FakeEngine(Loopback):
     """`pages[path] = (status, content type, body)`; `stop` closes the port, `start` opens the same one again.
 
     It poses as a vLLM until told otherwise (`pose`). drains[path] are items that are handed out once, as a JSON list.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.pages: dict[str, tuple[int, str, str]] = {}
         self.drains: dict[str, list[Any]] = {}
         self.requests: list[str] = []
         self.headers: dict[str, str] = {}
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
         self.set_metrics(page())
         self.set_json("/version", {"version": "0.32.0"})
         self.set_json("/v1/models", {"data": [{"id": "tiny", "parent": None, "max_model_len": 1024}]})
         self.set_json("/kv_event_sources", {})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def set_metrics(self, text: str, status: int = 200, content_type: str = "text/plain; version=0.0.4") -> None:
         self.pages["/metrics"] = (status, content_type, text)
@@ -91,25 +88,8 @@ class FakeEngine:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
-        self._server = Server(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_address[1]
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.listen(Handler, tls)
         return self
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
 
 
 class ListSink:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
+
+from tests.loopback import Loopback
 
 MS = 1_000_000
 _QUERY = re.compile(r"(?P<selector>.*)\[(?P<ms>\d+)ms\]", re.DOTALL)
 
 
-class ScriptedPrometheus:
+class ScriptedPrometheus(Loopback):
     """`add` samples; `max_span_ms`: stretches beyond it are refused as too much, as a server with a limit does.
 
     left_open   whether a stretch's left edge is not part of it (Prometheus 3) or is (Prometheus 2)
@@ -23,6 +24,7 @@ class ScriptedPrometheus:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.samples: list[tuple[dict[str, str], float, float]] = []  # labels, s, value
         self.warnings: Sequence[str] = ()
         self.native: list[dict[str, str]] = []
@@ -31,12 +33,6 @@ class ScriptedPrometheus:
         self.answer: tuple[int, str, str] | None = None
         self.queries: list[tuple[str, int]] = []
         self.headers: dict[str, str] = {}
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def add(self, at_s: float, name: str, value: float, **labels: str) -> None:
         """One sample of one scrape."""
@@ -77,25 +73,8 @@ class ScriptedPrometheus:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
-        self._server = Server(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_address[1]
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.listen(Handler, tls)
         return self
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
 
     def reply(self, query: str, end_s: float) -> tuple[int, dict[str, Any]]:
         """What Prometheus answers to an instant query of a range selector."""

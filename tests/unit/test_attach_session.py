@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine_probe.attach.follower import AttachOptions
-from engine_probe.attach.session import AttachSession, Summary
 from engine_probe.errors import EngineUnreachable, UnknownFormat
 from engine_probe.schema import table_from_rows
 from engine_probe.validate import validate
-from tests.attach_engine import FakeEngine, ListSink, page
+from tests.attach_engine import FakeEngine, page
+from tests.attach_running import Attached
 
 
 @pytest.fixture
@@ -23,55 +20,6 @@ def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine().start()
     yield engine
     engine.stop()
-
-
-class Attached:
-    """A session in a thread; leaving the block stops it."""
-
-    def __init__(self, engine: FakeEngine, **options: Any) -> None:
-        self.sink = ListSink()
-        self.said: list[str] = []
-        self.summary: Summary | None = None
-        self.error: Exception | None = None
-        facts: dict[str, Any] = {"url": engine.url, "salt": b"s", "interval_s": 0.05}
-        self.trouble: str | None = None
-        self.session = AttachSession(
-            AttachOptions(**(facts | options)),
-            self.sink,
-            self.said.append,
-            flush_s=0.02,
-            sink_trouble=lambda: self.trouble,
-        )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            self.summary = self.session.run(self._stop)
-        except Exception as error:
-            self.error = error
-
-    def __enter__(self) -> Attached:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition() or self.error is not None:
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"did not happen within 10 s; said: {self.said}")
-
-    def marks(self) -> list[str]:
-        return [row["mark"] for row in self.sink.rows("mark")]
-
-    def values(self, name: str) -> list[float]:
-        return [row["value"] for row in self.sink.rows("sample") if row["name"] == name]
 
 
 def test_metrics_become_samples_and_facts(engine: FakeEngine) -> None:
@@ -109,7 +57,7 @@ def test_stopping_takes_a_last_look(engine: FakeEngine) -> None:
 def test_the_duration_ends_it(engine: FakeEngine) -> None:
     """Without anybody stopping it."""
     attached = Attached(engine, duration_s=0.2)
-    attached._run()
+    attached.run()
     assert attached.error is None
     assert attached.summary is not None
     assert attached.summary.scrapes >= 2
@@ -179,7 +127,7 @@ def test_nobody_there_is_an_error_unless_asked_to_wait(engine: FakeEngine, monke
     monkeypatch.setattr("engine_probe.attach.session.WAIT_PAUSE_S", 0.02)
     engine.stop()
     attached = Attached(engine)
-    attached._run()
+    attached.run()
     assert isinstance(attached.error, EngineUnreachable)
     assert attached.error.exit_code == 3
     assert attached.sink.closed
@@ -216,7 +164,7 @@ def test_who_is_not_vllm_is_told_by_name(engine: FakeEngine, text: str, message:
     """Misuse, with what it is."""
     engine.set_metrics(text)
     attached = Attached(engine)
-    attached._run()
+    attached.run()
     assert isinstance(attached.error, UnknownFormat)
     assert message in attached.error.message
     assert attached.error.exit_code == 2

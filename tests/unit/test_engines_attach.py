@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 
 from engine_probe.adapters.prometheus import parse_page
 from engine_probe.adapters.registry import adapters, recognise
-from engine_probe.attach.session import AttachOptions, AttachSession, Summary
 from engine_probe.errors import EngineUnreachable, KvscopeError, UnknownFormat, UsageError
-from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
-from tests.attach_engine import FakeEngine, ListSink
+from tests.attach_engine import FakeEngine
+from tests.attach_running import Attached
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 PAGES = {
@@ -63,56 +60,10 @@ def engine() -> Iterator[FakeEngine]:
     engine.stop()
 
 
-class Followed:
-    """A session in a thread; leaving the block stops it."""
-
-    def __init__(self, engine: FakeEngine, name: str, **options: Any) -> None:
-        self.sink = ListSink()
-        self.said: list[str] = []
-        self.summary: Summary | None = None
-        self.error: KvscopeError | None = None
-        facts: dict[str, Any] = {"url": engine.url, "salt": b"s", "interval_s": 0.05, "engine": name}
-        self.session = AttachSession(AttachOptions(**(facts | options)), self.sink, self.said.append, flush_s=0.02)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self.run)
-
-    def run(self) -> None:
-        try:
-            self.summary = self.session.run(self._stop)
-        except KvscopeError as error:
-            self.error = error
-
-    def __enter__(self) -> Followed:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(1000):
-            if condition() or self.error is not None:
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"did not happen within 10 s; said: {self.said}")
-
-    def values(self, name: str) -> list[float]:
-        return [row["value"] for row in self.sink.rows("sample") if row["name"] == name]
-
-    def valid(self) -> None:
-        """Every row written is of the contract."""
-        for kind in ("sample", "worker", "mark", "request", "step", "block", "transfer"):
-            rows = self.sink.rows(kind)
-            if rows:
-                validate(kind, table_from_rows(kind, rows), time.time_ns())
-
-
 def refused(engine: FakeEngine, name: str, **options: Any) -> KvscopeError:
-    followed = Followed(engine, name, duration_s=0.3, **options)
+    followed = Attached(engine, name, duration_s=0.3, **options)
     followed.run()
-    assert followed.error is not None
+    assert isinstance(followed.error, KvscopeError)
     return followed.error
 
 
@@ -126,7 +77,7 @@ def test_every_sample_page_is_recognised_by_exactly_one_adapter(path: Path) -> N
 @pytest.mark.parametrize("name", ENGINES)
 def test_each_engine_is_followed(engine: FakeEngine, name: str) -> None:
     """Load, one worker row with its engine's name, and a line on every source; all rows are valid."""
-    with Followed(posing(engine, name), name) as followed:
+    with Attached(posing(engine, name), name) as followed:
         followed.until(lambda: len(followed.values("requests_running")) >= 2)
     assert followed.error is None
     (facts,) = followed.sink.rows("worker")
@@ -235,7 +186,7 @@ def test_a_counter_that_falls_is_a_restart(engine: FakeEngine, name: str, counte
         engine.pages[path] = (200, "text/plain", f"{counter} {value}\n")
 
     show(50)
-    with Followed(engine, name) as followed:
+    with Attached(engine, name) as followed:
         followed.until(lambda: 50.0 in followed.values(canonical))
         show(20)
         followed.until(lambda: 20.0 in followed.values(canonical))
@@ -251,7 +202,7 @@ def test_changed_labels_are_another_series_and_no_restart(engine: FakeEngine, na
     posing(engine, name)
     path = PATHS.get(name, "/metrics")
     first = engine.pages[path][2]
-    with Followed(engine, name) as followed:
+    with Attached(engine, name) as followed:
         followed.until(lambda: bool(followed.values("requests_running")))
         page = parse_page(first)
         lines = [
@@ -299,7 +250,7 @@ def test_what_a_server_hands_out_once_is_written_once(engine: FakeEngine) -> Non
     posing(engine, "trtllm")
     del engine.pages["/prometheus/metrics"]
     engine.drains = {"/metrics": [ITERATION, {**ITERATION, "iter": 8}], "/kv_cache_events": [STORED]}
-    with Followed(engine, "trtllm") as followed:
+    with Attached(engine, "trtllm") as followed:
         followed.until(lambda: len(followed.sink.rows("step")) == 2 and bool(followed.sink.rows("block")))
         followed.until(lambda: {"steps      seen", "blocks     seen"} <= {line[:15] for line in followed.said})
         engine.drains["/metrics"] = [{**ITERATION, "iter": 9}]
@@ -318,7 +269,7 @@ def test_with_its_prometheus_page_trtllms_iterations_are_left_to_itself(engine: 
     """The server reads them; kvscope asks for requests instead, and never for /metrics."""
     posing(engine, "trtllm")
     engine.drains = {"/perf_metrics": [], "/kv_cache_events": []}
-    with Followed(engine, "trtllm") as followed:
+    with Attached(engine, "trtllm") as followed:
         followed.until(lambda: {"requests   seen", "blocks     seen"} <= {line[:15] for line in followed.said})
     assert {"/perf_metrics", "/kv_cache_events"} <= set(engine.requests)
     assert "/metrics" not in engine.requests
@@ -327,7 +278,7 @@ def test_with_its_prometheus_page_trtllms_iterations_are_left_to_itself(engine: 
 def test_an_endpoint_that_is_closed_names_its_setting(engine: FakeEngine) -> None:
     """404 where event buffers are off."""
     posing(engine, "trtllm")
-    with Followed(engine, "trtllm") as followed:
+    with Attached(engine, "trtllm") as followed:
         followed.until(lambda: any("event_buffer_max_size" in line for line in followed.said))
     assert any(line.startswith("blocks     not seen") for line in followed.said)
 
@@ -338,7 +289,7 @@ def test_busy_slots_are_looked_at_and_idle_ones_left_alone(engine: FakeEngine) -
     slot = {"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 30}
     engine.set_json("/slots", [slot])
     engine.set_metrics("llamacpp:requests_processing 0\n")
-    with Followed(engine, "llamacpp") as followed:
+    with Attached(engine, "llamacpp") as followed:
         followed.until(lambda: len(followed.values("requests_running")) > 3)
         assert "/slots" not in engine.requests
         engine.set_metrics("llamacpp:requests_processing 1\n")
@@ -367,7 +318,7 @@ def test_sglangs_request_log_becomes_requests(engine: FakeEngine, tmp_path: Path
         return "[..] " + json.dumps({"timestamp": "x", "event": "request.finished", "out": {"meta_info": meta}}) + "\n"
 
     log.write_text(line("before"))
-    with Followed(engine, "sglang", log=log) as followed:
+    with Attached(engine, "sglang", log=log) as followed:
         followed.until(lambda: bool(followed.sink.rows("sample")))
         with log.open("a") as file:
             file.write(line("after"))

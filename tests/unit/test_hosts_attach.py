@@ -14,7 +14,8 @@ from engine_probe.attach.follower import AttachOptions
 from engine_probe.attach.session import AttachSession, Summary
 from engine_probe.attach.source_life import SourceLives
 from engine_probe.errors import KvscopeError
-from tests.attach_engine import FakeEngine, ListSink, page
+from tests.attach_engine import FakeEngine, ListSink
+from tests.attach_running import STRANGE_PAGES
 from tests.host_pages import S, sample_text, with_values
 
 
@@ -104,18 +105,7 @@ def test_the_kubelets_path_is_found(exporter: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("engine", ["dcgm", "node", "cadvisor", "nvidia-smi"])
-@pytest.mark.parametrize(
-    ("status", "content_type", "body", "said"),
-    [
-        (200, "text/html", "<html><body>Exporter</body></html>", "HTML"),
-        (200, "text/plain", page(), "kvscope attach vllm"),
-        (200, "text/plain", "", "is empty: it has no series"),
-        (401, "text/plain", "who are you", "--engine-key"),
-        (404, "text/plain", "nothing", "has no /metrics"),
-        (200, "text/plain", "broken{ 1\n", "Line 1"),
-        (503, "text/plain", "wait", "answers 503"),
-    ],
-)
+@pytest.mark.parametrize(("status", "content_type", "body", "said"), STRANGE_PAGES)
 def test_what_is_not_the_exporter_is_told_in_a_sentence(
     exporter: FakeEngine, engine: str, status: int, content_type: str, body: str, said: str
 ) -> None:

@@ -13,7 +13,8 @@ import pytest
 from engine_probe.adapters.registry import adapter
 from engine_probe.adapters.worker_map import WorkerMap
 from engine_probe.errors import KvscopeError
-from tests.attach_engine import FakeEngine, ListSink, page
+from tests.attach_engine import FakeEngine, ListSink
+from tests.attach_running import STRANGE_PAGES
 from tests.host_pages import with_values
 from tests.unit.test_hosts_attach import attach, named
 
@@ -39,18 +40,7 @@ def server() -> Iterator[FakeEngine]:
 
 
 @pytest.mark.parametrize("engine", PAGES)
-@pytest.mark.parametrize(
-    ("status", "content_type", "body", "said"),
-    [
-        (200, "text/html", "<html><body>Sign in</body></html>", "HTML"),
-        (200, "text/plain", page(), "kvscope attach vllm"),
-        (200, "text/plain", "", "is empty: it has no series"),
-        (401, "text/plain", "who are you", "--engine-key"),
-        (404, "text/plain", "nothing", "has no /metrics"),
-        (200, "text/plain", "broken{ 1\n", "Line 1"),
-        (503, "text/plain", "wait", "answers 503"),
-    ],
-)
+@pytest.mark.parametrize(("status", "content_type", "body", "said"), STRANGE_PAGES)
 def test_what_is_something_else_is_told_in_a_sentence(
     server: FakeEngine, engine: str, status: int, content_type: str, body: str, said: str
 ) -> None:
