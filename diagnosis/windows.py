@@ -159,8 +159,10 @@ def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:
     window, found = _quietest(store, suspect, length)
     if found:
         return window, "the quietest earlier window of the same length"
+    before = datetime.fromtimestamp(start // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     raise BadWindow(
-        f"no baseline was found: fewer than {MIN_REQUESTS} requests are stored before {suspect}; give --baseline START/END or a run",
+        f"no baseline was found: fewer than {MIN_REQUESTS} requests are stored before {before}, where the suspect window "
+        "begins; wait until there are more, or give --baseline START/END or a run",
         window=str(suspect),
     )
 
