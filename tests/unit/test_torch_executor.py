@@ -142,6 +142,14 @@ def test_missing_cuda_is_said() -> None:
     assert devices.choose_device("auto") == CPU
 
 
+def test_type_is_the_published_one_or_one_that_the_device_multiplies() -> None:
+    """float16 on a CPU becomes float32, unless it is asked for by name."""
+    assert tiny_executor(replace(TINY, dtype="bfloat16")).dtype == torch.bfloat16
+    assert tiny_executor(replace(TINY, dtype="float16")).dtype == torch.float32
+    assert tiny_executor(replace(TINY, dtype="float16"), dtype="float16").dtype == torch.float16
+    assert len(alone(tiny_executor(dtype="float16"), [1, 2], 3)) == 3
+
+
 def test_absent_gpu_number_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of several that is not among them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

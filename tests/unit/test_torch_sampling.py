@@ -11,6 +11,7 @@ import torch
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.torch_executor.sampling import choose, uniform
+from engine_probe.errors import EngineError
 
 
 def asking(number: int = 0, num_output: int = 0, **params: object) -> Sequence:
@@ -60,6 +61,15 @@ def test_vanishing_temperature_is_greedy() -> None:
     """No overflow, no NaN: the likeliest token."""
     assert set(drawn([0.0, 1.0, 0.5], 50, temperature=1e-300)) == {1}
     assert set(drawn([1e30, -1e30, 0.0], 50, temperature=1.0)) == {0}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float) -> None:
+    """Damaged weights end in a clear word, not in a token; -inf beside a number is fine."""
+    with pytest.raises(EngineError, match="request a are no numbers"):
+        choose(torch.tensor([[0.0, bad]]), [asking(temperature=temperature)], 0)
+    assert choose(torch.tensor([[0.0, -math.inf]]), [asking(temperature=temperature)], 0) == [0]
 
 
 def test_rows_are_chosen_each_in_its_own_way() -> None:

@@ -43,7 +43,8 @@ _GROWTH = 1.25
 class TorchOptions:
     """How a model is run.
 
-    device, dtype     auto | cpu | cuda | cuda:N; auto | float32 | bfloat16 | float16 (auto: as published)
+    device, dtype     auto | cpu | cuda | cuda:N; auto | float32 | bfloat16 | float16 (auto: as published;
+                      float16 becomes float32 on a CPU)
     num_blocks        None: from the memory that is free (a quarter of it on a CPU), at most 32 longest contexts
     num_host_blocks   blocks of host memory for swapping
     max_context       tokens; None: the model's own
@@ -91,7 +92,7 @@ class TorchExecutor:
         self.config = config
         self.block_size = options.block_size
         self.device = choose_device(options.device)
-        self.dtype = choose_dtype(options.dtype, config.dtype)
+        self.dtype = choose_dtype(options.dtype, config.dtype, self.device)
         self._max_context = min(options.max_context or config.max_context, config.max_context)
         self._options = options
         self._clock = clock

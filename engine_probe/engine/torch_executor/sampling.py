@@ -12,11 +12,22 @@ from hashlib import blake2b
 import torch
 
 from engine_probe.engine.sequence import Sequence
+from engine_probe.errors import EngineError
 
 
 def choose(logits: torch.Tensor, sequences: Items[Sequence], engine_seed: int) -> list[int]:
-    """One token id a row of logits [E, vocab_size]; row i belongs to sequences[i]."""
-    chosen = logits.argmax(dim=-1)
+    """One token id a row of logits [E, vocab_size]; row i belongs to sequences[i].
+
+    Raises EngineError where a row has no largest number: damaged weights, or a type too narrow for them.
+    """
+    largest, chosen = logits.max(dim=-1)
+    for sequence, is_number in zip(sequences, largest.isfinite().tolist(), strict=True):
+        if not is_number:
+            raise EngineError(
+                f"the model's logits for request {sequence.request_id} are no numbers; its weights are damaged, or it "
+                "needs a wider dtype (float32 or bfloat16)",
+                request_id=sequence.request_id,
+            )
     drawn = [row for row, sequence in enumerate(sequences) if sequence.params.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
