@@ -97,9 +97,9 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
 
 
 def _start(plan: WorkerPlan) -> tuple[Engine, Report]:
-    import torch
+    from engine_probe.engine.torch_executor.device import use_threads
 
-    torch.set_num_threads(plan.num_threads)
+    use_threads(plan.num_threads)
     report = Report()
     executor = plan.make_executor()
     recorder = Recorder(plan.make_sink(), worker=plan.config.worker, run_id=plan.run_id, flush_s=0.5)

@@ -37,6 +37,11 @@ def choose_dtype(name: str, published: str, device: torch.device) -> torch.dtype
     return DTYPES[wanted]
 
 
+def use_threads(num_threads: int) -> None:
+    """How many threads this process computes with on a CPU."""
+    torch.set_num_threads(num_threads)
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Memory that can still be given out; None where nobody can say."""
     if device.type == "cuda":
