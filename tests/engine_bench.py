@@ -82,6 +82,15 @@ class EngineBench:
         self.engine.submit(sequence)
         return sequence
 
+    def siblings(self, names: list[str], prompt: list[int], max_tokens: int = 4) -> list[Sequence]:
+        """Submit several answers to one prompt."""
+        made = [
+            Sequence(name, len(prompt), SamplingParams(max_tokens=max_tokens), self.clock.now, token_ids=list(prompt))
+            for name in names
+        ]
+        self.engine.submit_siblings(made)
+        return made
+
     def run(self, steps: int = 10_000) -> list[Output]:
         """Step until nothing is left to do."""
         outputs: list[Output] = []

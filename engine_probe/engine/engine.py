@@ -19,7 +19,7 @@ from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
 from engine_probe.engine.kv_listeners import KvListeners
 from engine_probe.engine.kv_manager import KvListener, KvManager
 from engine_probe.engine.scheduler import Schedule, Scheduler
-from engine_probe.engine.sequence import Sequence
+from engine_probe.engine.sequence import Sequence, State
 from engine_probe.errors import PromptRefused
 from engine_probe.recorder import MAX_REPEAT, Recorder
 
@@ -70,8 +70,8 @@ class Engine:
             listener=KvListeners((self.flight, *listeners)),
         )
         self.host = HostBlocks(config.swap_blocks)
-        self.scheduler = Scheduler(self.kv, config.scheduler, self.host, self.clock.monotonic_ns)
         self.max_context = min(executor.max_context, executor.num_blocks * config.block_size)
+        self.scheduler = Scheduler(self.kv, config.scheduler, self.host, self.clock.monotonic_ns, self.max_context)
         self._by_id: dict[str, Sequence] = {}
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._num_submitted = 0
@@ -113,16 +113,35 @@ class Engine:
         if reason is not None:
             self.flight.rejected(sequence, reason)
             raise PromptRefused(reason, request_id=sequence.request_id)
-        sequence.number = self._num_submitted
-        self._num_submitted += 1
-        sequence.waits_since_ns = now_ns
-        if sequence.deadline_ns is None and self.config.timeout_s is not None:
-            sequence.deadline_ns = sequence.arrival_ns + round(self.config.timeout_s * 1e9)
-        if sequence.deadline_ns is not None:
-            heappush(self._deadlines, (sequence.deadline_ns, sequence.number, sequence))
-        self._by_id[sequence.request_id] = sequence
-        self.flight.arrived(sequence, now_ns)
+        self._take(sequence, now_ns)
         self.scheduler.add(sequence)
+
+    def submit_siblings(self, sequences: Items[Sequence], queued_ns: int | None = None) -> None:
+        """Several answers to one prompt: it is computed once, its blocks are shared until somebody writes one.
+
+        Raises PromptRefused where they can never run; none of them was taken then.
+        """
+        first, *others = sequences
+        if first.num_prompt < 2:  # nothing to share
+            for sequence in sequences:
+                self.submit(sequence, queued_ns)
+            return
+        reason = next((why for sequence in sequences if (why := self._refusal(sequence))), None)
+        seats = self.config.scheduler.max_num_seqs
+        if len(sequences) > seats:
+            reason = (
+                f"{len(sequences)} answers to request {first.request_id} need as many seats; this engine has {seats}"
+            )
+        if reason is not None:
+            self.flight.rejected(first, reason)
+            raise PromptRefused(reason, request_id=first.request_id)
+        now_ns = self.clock.monotonic_ns() if queued_ns is None else queued_ns
+        for sequence in sequences:
+            self._take(sequence, now_ns)
+        for sequence in others:
+            sequence.state, sequence.forked_from = State.FORKING, first
+        first.forks = others
+        self.scheduler.add(first)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """Its client went away, or gave up: it ends now, at whatever point it is. False where it is not under way."""
@@ -172,13 +191,25 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks, seats, states and open requests disagree."""
         self.scheduler.check_integrity()
-        assert len(self._by_id) == self.num_running + self.num_waiting, "an ended sequence is still under way"
+        forking = sum(sequence.state is State.FORKING for sequence in self._by_id.values())
+        assert len(self._by_id) == self.num_running + self.num_waiting + forking, "an ended sequence is under way"
 
     def close(self) -> None:
         """Abort what is under way and give memory back."""
         for request_id in list(self._by_id):
             self.abort(request_id, "shutdown")
         self.executor.close()
+
+    def _take(self, sequence: Sequence, now_ns: int) -> None:
+        sequence.number = self._num_submitted
+        self._num_submitted += 1
+        sequence.waits_since_ns = now_ns
+        if sequence.deadline_ns is None and self.config.timeout_s is not None:
+            sequence.deadline_ns = sequence.arrival_ns + round(self.config.timeout_s * 1e9)
+        if sequence.deadline_ns is not None:
+            heappush(self._deadlines, (sequence.deadline_ns, sequence.number, sequence))
+        self._by_id[sequence.request_id] = sequence
+        self.flight.arrived(sequence, now_ns)
 
     def _refusal(self, sequence: Sequence) -> str | None:
         if sequence.num_prompt < 1:
@@ -216,6 +247,9 @@ class Engine:
         for chunk in plan.prefills:
             chunk.sequence.num_computed += chunk.num_tokens
             self.kv.seal(chunk.sequence, now_ns)
+            if chunk.sequence.forks and chunk.sequence.num_pending == 1:
+                for sibling in self.scheduler.fork(chunk.sequence):
+                    self.flight.forked(sibling, now_ns)
         size, steps = self.config.block_size, result.steps
         for sequence in plan.decodes:
             before = sequence.num_computed

@@ -101,6 +101,10 @@ class Flight:
         )
         self.recorder.finish(slot, "rejected", finish_reason="rejected", error=reason)
 
+    def forked(self, sequence: Sequence, at_ns: int) -> None:
+        """It begins from the blocks of a sibling that computed their prompt."""
+        self._first_admission(sequence, sequence.num_computed, (at_ns, at_ns))
+
     def ended(self, sequence: Sequence, state: str, reason: str) -> None:
         """It finished (its last token came in the step that ended just now), or was aborted."""
         self._waited_at_arrival.pop(sequence.request_id, None)
@@ -158,6 +162,7 @@ class Flight:
         now_ns = engine.clock.monotonic_ns()
         num_waiting = len(waiting)
         reasons = {f"waiting_on_{name}": num_waiting if name == schedule.held_up_by else 0 for name in REASONS}
+        reasons["waiting_on_dependency"] += engine.scheduler.num_kept  # siblings wait for their prompt
         oldest = waiting.oldest()
         batch = len(plan.decodes) + len(plan.prefills)
         evicted = 0
@@ -166,7 +171,7 @@ class Flight:
         probe_s = engine.costs.probe()
         step = self.recorder.end_step(
             num_running=batch,
-            num_waiting_prefill=waiting.num_new,
+            num_waiting_prefill=waiting.num_new + engine.scheduler.num_kept,
             num_waiting_decode=waiting.num_again,
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
@@ -237,7 +242,7 @@ class Flight:
         labels = sequence.columns.setdefault("labels", {})
         labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
         columns: dict[str, object] = {"labels": labels} if labels else {}
-        if self._config.prefix_caching:
+        if self._config.prefix_caching or found_tokens:
             columns["cached_tokens"] = columns["cached_tokens_device"] = found_tokens
             columns["prompt_blocks"] = sequence.hashes[: sequence.num_prompt // self._size]
         columns["computed_tokens"] = sequence.num_prompt - found_tokens

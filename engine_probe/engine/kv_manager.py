@@ -119,6 +119,16 @@ class KvManager:
         sequence.blocks += fresh
         return copies
 
+    def fork(self, sequence: Sequence, sibling: Sequence) -> None:
+        """`sibling` shares the blocks that `sequence` has computed; whoever writes a shared one first copies it."""
+        shared = sequence.blocks[: self.blocks_for(sequence.num_computed)]
+        self.pool.share(shared)
+        sibling.blocks = shared
+        sibling.hashes = list(sequence.hashes)
+        sibling.num_sealed = sequence.num_sealed
+        sibling.num_computed = sequence.num_computed
+        sequence.is_forked = sibling.is_forked = True
+
     def seal(self, sequence: Sequence, now_ns: int) -> None:
         """Blocks that are complete by now may be found by others."""
         full = sequence.num_computed // self.block_size

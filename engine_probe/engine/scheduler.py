@@ -99,14 +99,19 @@ class Scheduler:
     now_ns   the engine's clock: a look-up takes time, so it moves within a step
     """
 
-    def __init__(self, kv: KvManager, config: SchedulerConfig, host: HostBlocks, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, kv: KvManager, config: SchedulerConfig, host: HostBlocks, now_ns: Callable[[], int], max_context: int
+    ) -> None:
         self.kv = kv
+        self.max_context = max_context
         self.config = config
         self.host = host
         self.waiting = WaitingQueue(config.policy, round(config.max_wait_s * 1e9))
         self.running: list[Sequence] = []
         self._now_ns = now_ns
         self.watermark = int(config.watermark_ratio * kv.pool.num_blocks)
+        self.num_kept = 0
+        """Seats kept for siblings of what runs."""
 
     def add(self, sequence: Sequence) -> None:
         """It waits from `waits_since_ns` on."""
@@ -131,17 +136,35 @@ class Scheduler:
         sequence.state = State.ENDED
         if was is State.RUNNING:
             self.running.remove(sequence)
+            self.num_kept -= len(sequence.forks)
+        elif was is State.FORKING:
+            self._leave_sibling(sequence)
         elif was is not State.ENDED:
             self.waiting.left(was)
         self.kv.free(sequence, self._now_ns())
         self.host.free(sequence)
+        if sequence.forks:
+            self._pass_on_prompt(sequence)
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """All of its prompt but the last token is computed: its siblings begin from its blocks, each in its seat."""
+        siblings, sequence.forks = sequence.forks, []
+        self.num_kept -= len(siblings)
+        now_ns = self._now_ns()
+        for sibling in siblings:
+            self.kv.fork(sequence, sibling)
+            sibling.forked_from = None
+            sibling.state = State.RUNNING
+            sibling.scheduled_ns, sibling.num_cached = now_ns, sibling.num_computed
+            insort(self.running, sibling, key=_seniority)
+        return siblings
 
     def room_for_steps(self, plan: StepPlan, steps: int) -> int:
         """How many equal decode steps fit without anybody giving way, `steps` at most; their blocks are allocated."""
         now_ns = self._now_ns()
         size = self.kv.block_size
         for sequence in plan.decodes:
-            steps = min(steps, sequence.num_left)
+            steps = min(steps, sequence.num_left, self.max_context - sequence.num_known)
         while steps > 1:
             missing = sum(
                 max(0, -(-(sequence.num_computed + steps) // size) - len(sequence.blocks)) for sequence in plan.decodes
@@ -160,7 +183,8 @@ class Scheduler:
         self.kv.check_integrity(under_way)
         self.host.check_integrity(under_way)
         assert all(sequence.state is State.RUNNING for sequence in self.running)
-        assert len(self.running) <= self.config.max_num_seqs
+        assert self.num_kept == sum(len(sequence.forks) for sequence in self.running)
+        assert len(self.running) + self.num_kept <= self.config.max_num_seqs
         assert sum(1 for _ in self.waiting) == len(self.waiting), "the queue counts wrong"
         assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
 
@@ -180,8 +204,8 @@ class Scheduler:
                 copies = self._room(sequence, schedule, now_ns)
                 if copies is None:
                     continue
-                if copies:
-                    plan.copies += copies
+                plan.copies += copies
+                sequence.is_forked = False
             plan.decodes.append(sequence)
         budget -= len(plan.decodes)
         for sequence in unfinished:
@@ -203,6 +227,9 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, cause: str, schedule: Schedule, now_ns: int) -> None:
         self.running.remove(victim)
+        self.num_kept -= len(victim.forks)
+        victim.is_forked = False
+        schedule.plan.copies = [copy for copy in schedule.plan.copies if copy[1] not in victim.blocks]
         victim.num_preemptions += 1
         victim.num_ever_computed = max(victim.num_ever_computed, victim.num_computed)
         victim.is_decoding = False
@@ -222,6 +249,8 @@ class Scheduler:
     def _prefill(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Plan the next chunk of its prompt. Returns its tokens."""
         tokens = sequence.num_pending
+        if sequence.forks:
+            tokens = sequence.num_prompt - 1 - sequence.num_computed  # the last one is each sibling's own
         if self.config.chunked_prefill:
             tokens = min(tokens, budget, self.config.max_chunk_tokens or tokens)
         if tokens <= 0:
@@ -237,7 +266,7 @@ class Scheduler:
             sequence = self.waiting.next(self._now_ns())
             if sequence is None:
                 return None
-            if len(self.running) >= self.config.max_num_seqs:
+            if len(self.running) + self.num_kept + len(sequence.forks) >= self.config.max_num_seqs:
                 return "seats"
             if budget <= 0:
                 return "budget"
@@ -248,6 +277,8 @@ class Scheduler:
                 continue
             before_ns = self._now_ns()
             found = self.kv.find(sequence)
+            if sequence.forks and len(found) * self.kv.block_size >= sequence.num_prompt - 1:
+                found.pop()  # something must be left to compute before the siblings part
             now_ns = self._now_ns()
             if not self._fits_budget(sequence, len(found) * self.kv.block_size, schedule.plan, budget):
                 return "budget"
@@ -285,8 +316,26 @@ class Scheduler:
         if self.waiting.is_overdue(sequence, now_ns) and was is State.WAITING:
             sequence.priority = OVERDUE
         sequence.state = State.RUNNING
+        self.num_kept += len(sequence.forks)
         self.waiting.left(was)
         insort(self.running, sequence, key=_seniority)
+
+    def _leave_sibling(self, sequence: Sequence) -> None:
+        """It ended before the prompt that it waited for was computed."""
+        sibling = sequence.forked_from
+        assert sibling is not None, "a forking sequence has no sibling to wait for"
+        sibling.forks.remove(sequence)
+        self.num_kept -= sibling.state is State.RUNNING
+
+    def _pass_on_prompt(self, ended: Sequence) -> None:
+        """The sibling that computed the prompt is gone: the next one takes it over."""
+        heir, *others = ended.forks
+        ended.forks = []
+        heir.forked_from, heir.forks = None, others
+        for other in others:
+            other.forked_from = heir
+        heir.state = State.WAITING
+        self.waiting.push(heir)
 
 
 def _seniority(sequence: Sequence) -> tuple[int, int, int]:

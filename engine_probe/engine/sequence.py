@@ -17,12 +17,16 @@ from engine_probe.recorder import NO_SLOT
 
 
 class State(Enum):
-    """Where a sequence is. PREEMPTED and SWAPPED wait to go on, WAITING for the first time."""
+    """Where a sequence is.
+
+    WAITING for the first time; PREEMPTED and SWAPPED to go on; FORKING for a sibling to compute the prompt they share.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
     SWAPPED = "swapped"
+    FORKING = "forking"
     ENDED = "ended"
 
 
@@ -33,10 +37,12 @@ class Sequence:
     token_ids      prompt and output so far; empty where tokens are only counted (virtual time)
     prompt_hashes  [num_prompt // block_size] chain hashes of the full prompt blocks; made from token_ids where those exist
     root           parent hash of its first block (model, dtype, LoRA, ...: `kv_identity.py`)
+    cache_salt     what of the request entered `root`: another value shares no block; None: nothing
     columns        of its `request` row that are known from outside
     early_spans    (phase, start_ns, end_ns) before it began to wait: frontend, tokenize
     blocks         block table: physical block of logical block i
-    is_forked      it shares blocks that it may write
+    forks          siblings of the same prompt that will begin from its blocks; forked_from: the other way round
+    is_forked      it shares the block that it writes next
     num_cached     prompt tokens whose KV it found in the cache when it was first scheduled, at `scheduled_ns`
     num_ever_computed   tokens whose KV it had before it gave way
     num_sealed     leading blocks that have their hash and may be found by others
@@ -50,6 +56,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     prompt_hashes: Items[int] = ()
     root: int = 0
+    cache_salt: str | None = None
     priority: int = 0
     tenant: str | None = None
     deadline_ns: int | None = None
@@ -71,6 +78,8 @@ class Sequence:
     waits_since_ns: int = 0
     is_decoding: bool = False
     is_forked: bool = False
+    forks: list[Sequence] = field(default_factory=list)
+    forked_from: Sequence | None = None
     slot: int = NO_SLOT
     finish_reason: str | None = None
 

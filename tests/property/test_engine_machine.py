@@ -75,6 +75,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.request(name, ids, max_tokens, priority=priority)
         self.wanted[name] = min(max_tokens, room - len(ids))
 
+    @rule(group=st.integers(0, 2), prompt=st.integers(1, 12), number=st.integers(2, 4), max_tokens=st.integers(1, 8))
+    def submit_siblings(self, group: int, prompt: int, number: int, max_tokens: int) -> None:
+        first = len(self.wanted) + len(self.refused)
+        names = [f"r{first + index}" for index in range(number)]
+        room, seats = self.bench.engine.max_context, self.bench.engine.config.scheduler.max_num_seqs
+        if prompt >= room or (prompt > 1 and number > seats):
+            with pytest.raises(PromptRefused):
+                self.bench.siblings(names, [group] * prompt, max_tokens)
+            self.refused.add(names[0])
+            return
+        self.bench.siblings(names, [group] * prompt, max_tokens)
+        self.wanted.update(dict.fromkeys(names, min(max_tokens, room - prompt)))
+
     @rule()
     def step(self) -> None:
         for output in self.bench.engine.step() or []:

@@ -279,3 +279,49 @@ def test_sampling_out_of_range_is_refused(fields: dict[str, float], says: str) -
     """Each parameter is named with its value."""
     with pytest.raises(PromptRefused, match=says):
         SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def test_answers_to_one_prompt_share_its_blocks_until_they_write() -> None:
+    """Three answers to 10 tokens, blocks of 4: 9 tokens are computed once; two of three copy the block they part in."""
+    bench = EngineBench(num_blocks=16, block_size=4)
+    bench.siblings(["a", "b", "c"], list(range(10)), max_tokens=2)
+    bench.engine.step()
+    bench.engine.check_integrity()
+    assert bench.engine.kv.pool.num_referenced == 3
+    bench.run()
+    assert [len(plan.copies) for plan in bench.executor.plans] == [0, 2, 0]
+    assert [(row["prefill_tokens"], row["decode_tokens"]) for row in steps(bench)] == [(9, 0), (0, 3), (0, 3)]
+    rows = bench.requests()
+    assert [rows[name]["cached_tokens"] for name in "abc"] == [0, 9, 9]
+    assert {row["output_tokens"] for row in rows.values()} == {2}
+
+
+def test_answers_wait_for_their_prompt_as_a_dependency() -> None:
+    """While the prompt comes in two chunks, its two siblings are told as waiting for a dependency."""
+    bench = EngineBench(scheduler={"max_num_batched_tokens": 6, "max_num_seqs": 4})
+    bench.siblings(["a", "b", "c"], list(range(10)), max_tokens=1)
+    bench.run()
+    assert [row["waiting_on"]["dependency"] for row in steps(bench)] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_answers_go_on_when_one_of_them_is_aborted(gone: str) -> None:
+    """Aborted while the prompt comes in: the others take it over, or go on, and hold the right blocks."""
+    bench = EngineBench(scheduler={"max_num_batched_tokens": 6, "max_num_seqs": 4})
+    bench.siblings(["a", "b", "c"], list(range(10)), max_tokens=2)
+    bench.engine.step()
+    assert bench.engine.abort(gone)
+    bench.run()
+    rows = bench.requests()
+    assert {name: row["state"] for name, row in rows.items()} == {
+        name: "aborted" if name == gone else "finished" for name in "abc"
+    }
+    assert bench.engine.kv.pool.num_referenced == 0
+
+
+def test_more_answers_than_seats_are_refused() -> None:
+    """They part at once, so each needs its seat."""
+    bench = EngineBench(scheduler={"max_num_seqs": 2, "max_num_batched_tokens": 100})
+    with pytest.raises(PromptRefused, match="3 answers to request a need as many seats; this engine has 2"):
+        bench.siblings(["a", "b", "c"], [1, 2, 3])
+    assert not bench.engine.has_work
