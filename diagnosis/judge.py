@@ -44,7 +44,8 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     with beside() as pool:  # what needs no ledger goes on beside the ledgers
         weighed = pool.submit(_weigh, base, suspect, counted, metric, quantile, seed)
         effects = pool.submit(side_effects, base, suspect, metric, seed)
-        model = calibrate(base, suspect)
+        is_worse = float(counted[1].values.mean()) >= float(counted[0].values.mean())
+        model = calibrate(base, suspect, suspect_is_worse=is_worse)
         ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
         mix, comparable, judged = weighed.result()
     names, parts_b, parts_s = _align(ledger_b, ledger_s)

@@ -18,7 +18,7 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s
 from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
-from diagnosis.rows import KINDS, ROWS, UNOBSERVED
+from diagnosis.rows import KINDS, ORDINARY, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
@@ -105,7 +105,10 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     if metric in ("ttft", "e2e"):
         _write_ttft(sheet, facts, spent, lines, context)
     if metric in ("tpot", "e2e"):
-        _write_decode(sheet, facts, spent, lines, context)
+        decoded = Sheet(sheet.n)
+        _write_decode(decoded, facts, spent, lines, context)
+        r = facts.requests
+        sheet.join(decoded, context.model.spell_shares((r.first_token_s + r.last_token_s) / 2, suspect=context.suspect))
     if metric == "tpot":
         tokens = facts.requests.get("output_tokens")
         sheet.scale(1.0 / np.where(tokens > 1, tokens - 1, np.nan))
@@ -139,6 +142,16 @@ class Sheet:
         self.add(name, taken)
         return left - taken
 
+    def join(self, part: Sheet, slow: F64) -> None:
+        """Take over what another sheet gave away, ordinary work less the share `slow` [n] of it that slower steps added.
+
+        What somebody answers for already stays with them: those seconds were worked out at the usual speed.
+        """
+        for name, column in part.columns.items():
+            taken = column * slow if name in ORDINARY else np.zeros(self.n)
+            self.add(name, column - taken)
+            self.add("slow_steps", taken)
+
     def scale(self, factor: F64) -> None:
         self.columns = {name: column * factor for name, column in self.columns.items()}
         self.waits = self.waits * factor
@@ -164,8 +177,10 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     slow = context.model.slow_share(suspect=context.suspect)
     queue, prefill, left_queue_s = _queue_and_prefill(facts, at_least)
     seen = np.isfinite(queue) & np.isfinite(prefill)
-    sheet.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
-    sheet.add("slow_steps", np.where(seen, 0.0, ttft * slow))
+    unseen = Sheet(sheet.n)
+    unseen.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
+    unseen.add("slow_steps", np.where(seen, 0.0, ttft * slow))
+    sheet.join(unseen, context.model.spell_shares(r.arrival_s + ttft / 2, suspect=context.suspect))
     queue, prefill = np.where(seen, queue, 0.0), np.where(seen, prefill, 0.0)
     # durations of another vantage may exceed this one's TTFT by clock dust: never give away more than there is
     left = np.where(seen, ttft, 0.0)
@@ -175,8 +190,11 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     stalled = np.clip(
         known_or_0(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
     )
-    _write_wait(sheet, facts, queue, left_queue_s, lines, slow)
-    _write_prefill(sheet, facts, spent, prefill, lines, slow, context)
+    waited, prefilled = Sheet(sheet.n), Sheet(sheet.n)
+    _write_wait(waited, facts, queue, left_queue_s, lines, slow)
+    _write_prefill(prefilled, facts, spent, prefill, lines, slow, context)
+    sheet.join(waited, context.model.spell_shares(left_queue_s - queue / 2, suspect=context.suspect))
+    sheet.join(prefilled, context.model.spell_shares(left_queue_s + prefill / 2, suspect=context.suspect))
     sheet.add("preemption_recompute", stalled)
     rest = left - queue - prefill - stalled
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))

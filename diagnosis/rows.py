@@ -4,7 +4,7 @@ Precedence, where several rows could claim the same second (first match wins):
 
 | # | seconds | row |
 |---|---|---|
-| 1 | engine time that slower steps added (share 1 - 1/slow_factor) | `slow_steps` |
+| 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 9 to 13 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
 | 4 | waiting through steps (bound by budget, seats or unknown) that computed evicted blocks again | `premature_eviction` |
@@ -66,6 +66,19 @@ PASSED_ON: Final = (
 
 KINDS: Final = (*PASSED_ON, "reuse_lost", "shared_prefill")
 """All kinds of prefill a step can spend its time on; the last is ordinary work."""
+
+ORDINARY: Final = frozenset(
+    {
+        "queue_load",
+        "queue_unobserved",
+        "ttft_unobserved",
+        "shared_prefill",
+        "own_prefill",
+        "decode_bandwidth",
+        "own_decode",
+    }
+)
+"""Rows of which a spell of slow steps takes its share; all others have their seconds by tokens, blocks or stalls."""
 
 NEUTRAL: Final = frozenset(
     {"own_prefill", "own_decode", "queue_load", "shared_prefill", "front_end", "other", "queue_dependency"}

@@ -2,25 +2,24 @@
 
 Two numbers matter. `prefill_s_per_token` turns tokens that had to be computed again into seconds. `slow_factor` says how
 much longer a step with the *same* work took in the suspect window; it is judged at equal concurrency, so that a fuller
-batch is not mistaken for a slower machine, and against the drift of step time inside each window.
+batch is not mistaken for a slower machine, and against the drift of step time inside each window (`drift.py`). Where the
+only a part of the window that is worse was slower, the ratio of the whole would be nobody's: that part is its `spell`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from diagnosis.drift import SPANS, Ratio, Spell, compare, drift, spell
 from diagnosis.facts import F64, Facts, StepFacts
 from diagnosis.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
-BLOCKS = 8
-"""Spans of time a window is cut into to see how much step time drifts by itself."""
-SIGMAS = 2.5
-"""Standard errors a ratio has to differ from 1 by: about 2 % of quiet pairs pass."""
 FLOOR = 0.10
 """Relative change of step time below which we do not speak of slower steps, whatever the scatter."""
 
@@ -35,6 +34,8 @@ class WorkModel:
     slow_factor           suspect step time / baseline step time at equal work; 1.0 within the noise, None if unobservable
     slow_raw, slow_noise  the ratio as measured, and by how much it would have to differ from 1 (log scale) to stand out from drift
     source                steps | token gaps | mean gap per request | None
+    spell                 the part of the worse window in which its steps were slow, where its rest was not; slow_factor is 1.0 then
+    spell_in_suspect      whether that is the suspect window
     decoding              sequences in a batch in the median, of (baseline, suspect): of steps that ran any, else as requests tell
     """
 
@@ -47,6 +48,8 @@ class WorkModel:
     num_compared: int
     source: str | None
     decoding: tuple[float | None, float | None] = (None, None)
+    spell: Spell | None = None
+    spell_in_suspect: bool = True
 
     def exchanged(self) -> WorkModel:
         """The model with the windows' roles exchanged; costs stay those of the faster window."""
@@ -55,6 +58,7 @@ class WorkModel:
             slow_factor=None if self.slow_factor is None else 1.0 / self.slow_factor,
             slow_raw=None if self.slow_raw is None else 1.0 / self.slow_raw,
             decoding=(self.decoding[1], self.decoding[0]),
+            spell_in_suspect=self.spell_in_suspect == (self.spell is None),
         )
 
     def slow_share(self, *, suspect: bool) -> float:
@@ -64,19 +68,46 @@ class WorkModel:
             return max(0.0, 1.0 - 1.0 / factor)
         return max(0.0, 1.0 - factor)
 
+    def spell_shares(self, at_s: F64, *, suspect: bool) -> F64:
+        """Share of engine time that slower steps added at each instant of a spell of this window, [n]; 0 outside it."""
+        if self.spell is None or suspect != self.spell_in_suspect:
+            return np.zeros(len(at_s))
+        return self.spell.shares(at_s)
 
-def calibrate(base: Facts, suspect: Facts) -> WorkModel:
-    """Fit the model on both windows."""
+
+def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> WorkModel:
+    """Fit the model on both windows. `suspect_is_worse`: a slow spell is looked for in the suspect window, else in the baseline."""
     sides = (_Side(base), _Side(suspect))
-    raw, noise, compared, source = _slow_factor(*sides)
-    factor: float | None = None
-    if raw is not None:
-        significant = abs(np.log(raw)) > max(np.log1p(FLOOR), noise or 0.0)
-        factor = raw if significant else 1.0
+    found = _compared(*sides, suspect_is_worse=suspect_is_worse)
+    factor, ratio = None, found.ratio
+    if ratio is not None:
+        significant = abs(np.log(ratio.value)) > max(np.log1p(FLOOR), ratio.noise)
+        factor = ratio.value if significant and found.spell is None else 1.0
     per_seq, step = _decode_cost(sides[0])
     cost = _prefill_cost(base, suspect, factor or 1.0)
-    decoding = (sides[0].typical_running(), sides[1].typical_running())
-    return WorkModel(cost, per_seq, step, factor, raw, noise, compared, source, decoding)
+    return WorkModel(
+        prefill_s_per_token=cost,
+        decode_s_per_seq=per_seq,
+        step_s=step,
+        slow_factor=factor,
+        slow_raw=None if ratio is None else ratio.value,
+        slow_noise=None if ratio is None else ratio.noise,
+        num_compared=found.num_compared,
+        source=found.source,
+        decoding=(sides[0].typical_running(), sides[1].typical_running()),
+        spell=found.spell,
+        spell_in_suspect=suspect_is_worse or found.spell is None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Step times of both windows at equal work: their ratio, a slow spell of the worse one, and what was compared."""
+
+    ratio: Ratio | None
+    spell: Spell | None
+    num_compared: int
+    source: str | None
 
 
 class _Side:
@@ -98,73 +129,65 @@ class _Side:
         return found if found is not None else (self.gaps if len(self.gaps) else self.means).typical_running()
 
 
-def _slow_factor(base: _Side, suspect: _Side) -> tuple[float | None, float | None, int, str | None]:
+def _compared(base: _Side, suspect: _Side, *, suspect_is_worse: bool) -> _Compared:
     if base.steps is not None and suspect.steps is not None:
-        found = _factor_from_steps(base.steps, suspect.steps)
+        found = _compare_steps(base.steps, suspect.steps, suspect_is_worse)
         if found is not None:
-            return found[0], found[1], found[2], "steps"
-    found = _factor_from_levels(base.gaps, suspect.gaps)
-    if found is not None:
-        return found[0], found[1], found[2], "token gaps"
-    found = _factor_from_levels(base.means, suspect.means)
-    if found is not None:
-        return found[0], found[1], found[2], "mean gap per request"
-    return None, None, 0, None
+            return found
+    found = _compare_levels(base.gaps, suspect.gaps, "token gaps", suspect_is_worse)
+    if found is None:
+        found = _compare_levels(base.means, suspect.means, "mean gap per request", suspect_is_worse)
+    return found or _Compared(None, None, 0, None)
 
 
-def _factor_from_levels(base: Pace, suspect: Pace) -> tuple[float, float, int] | None:
-    """Ratio of step times at equal concurrency, its uncertainty (log scale), and how many gaps were compared."""
-    levels_b, levels_s = np.round(base.running), np.round(suspect.running)
-    pooled: dict[float, float] = {}
-    compared = 0
-    for level in np.intersect1d(np.unique(levels_b), np.unique(levels_s)):
-        a, b = base.step_s[levels_b == level], suspect.step_s[levels_s == level]
+def _compare_levels(base: Pace, suspect: Pace, source: str, suspect_is_worse: bool) -> _Compared | None:
+    """Step times at equal concurrency."""
+    levels = [np.round(pace.running) for pace in (base, suspect)]
+    usual: dict[float, tuple[float, float]] = {}
+    num_compared = 0
+    for level in np.intersect1d(np.unique(levels[0]), np.unique(levels[1])):
+        a, b = base.step_s[levels[0] == level], suspect.step_s[levels[1] == level]
         if len(a) >= MIN_LEVEL and len(b) >= MIN_LEVEL:
-            median_a, median_b = np.median(a), np.median(b)
+            median_a, median_b = float(np.median(a)), float(np.median(b))
             if median_a > 0 and median_b > 0:
-                pooled[float(level)] = float(np.sqrt(median_a * median_b))
-                compared += min(len(a), len(b))
-    if not pooled:
+                usual[float(level)] = (median_a, median_b)
+                num_compared += min(len(a), len(b))
+    if not usual:
         return None
-    effects = [
-        _block_effects(pace.step_s, levels, pace.at_s, pooled)
-        for pace, levels in ((base, levels_b), (suspect, levels_s))
-    ]
-    return _compare_blocks(effects[0], effects[1], compared)
+    middle = {level: float(np.sqrt(a * b)) for level, (a, b) in usual.items()}
+    effects = [(_relative(pace, level, middle), pace.at_s) for pace, level in zip((base, suspect), levels, strict=True)]
+    ratio, worse = compare(*(drift(*effect) for effect in effects)), int(suspect_is_worse)
+    if ratio is None:
+        return None
+    slow = _spell(effects, worse)
+    if slow is not None:  # against the other window's own levels: fuller batches go with a slow spell
+        theirs = {level: medians[1 - worse] for level, medians in usual.items()}
+        pace = (base, suspect)[worse]
+        inside = _relative(pace, levels[worse], theirs)[slow.shares(pace.at_s) > 0]
+        slow = replace(slow, factor=max(float(np.exp(np.nanmedian(inside))), 1.0))
+    return _Compared(ratio, slow, num_compared, source)
 
 
-def _block_effects(step: F64, level: F64, at_s: F64, pooled: dict[float, float]) -> F64:
-    """Log of step time over the pooled step time of its level, as the median of each of BLOCKS spans of time."""
+def _relative(pace: Pace, level: F64, usual: Mapping[float, float]) -> F64:
+    """Log of each step time over what is usual at its level; NaN where that is not known."""
     levels = np.unique(level)
-    usual = np.array([pooled.get(float(x), np.nan) for x in levels])
-    relative = np.log(np.maximum(step, 1e-9) / usual[np.searchsorted(levels, level)])
-    known = np.isfinite(relative)
-    relative, at_s = relative[known], at_s[known]
-    edges = np.quantile(at_s, np.linspace(0.0, 1.0, BLOCKS + 1)) if len(at_s) else np.zeros(BLOCKS + 1)
-    block = np.clip(np.searchsorted(edges, at_s, "right") - 1, 0, BLOCKS - 1)
-    return np.array([np.median(relative[block == k]) for k in range(BLOCKS) if (block == k).any()])
+    known = np.array([usual.get(float(x), np.nan) for x in levels])
+    relative: F64 = np.log(np.maximum(pace.step_s, 1e-9) / known[np.searchsorted(levels, level)])
+    return relative
 
 
-def _compare_blocks(base: F64, suspect: F64, compared: int) -> tuple[float, float, int] | None:
-    """Machines drift by the minute, so the scatter between spans of time, not the count of steps, says how sure a ratio is."""
-    if min(len(base), len(suspect)) < BLOCKS // 2:
-        return None
-    log_ratio = float(suspect.mean() - base.mean())
-    error = float(np.sqrt(base.var(ddof=1) / len(base) + suspect.var(ddof=1) / len(suspect)))
-    return float(np.exp(log_ratio)), SIGMAS * error, compared
-
-
-def step_design(steps: StepFacts) -> tuple[F64, F64]:
-    """(duration, [1, prefill tokens, decode tokens, context tokens?]) of the steps that know them."""
+def step_design(steps: StepFacts) -> tuple[F64, F64, F64]:
+    """(duration, [1, prefill tokens, decode tokens], end) of the steps that know them."""
     prefill, decode = steps.get("prefill_tokens"), steps.get("decode_tokens")
     known = np.isfinite(steps.duration_s) & (steps.duration_s > 0) & np.isfinite(prefill) & np.isfinite(decode)
     columns = [np.ones(int(known.sum())), prefill[known], decode[known]]
-    return steps.duration_s[known], np.stack(columns, axis=1) if columns else np.empty((0, 3))
+    return steps.duration_s[known], np.stack(columns, axis=1), steps.at_s[known]
 
 
-def _factor_from_steps(base: StepFacts, suspect: StepFacts) -> tuple[float, float, int] | None:
-    duration_b, work_b = step_design(base)
-    duration_s, work_s = step_design(suspect)
+def _compare_steps(base: StepFacts, suspect: StepFacts, suspect_is_worse: bool) -> _Compared | None:
+    """Step times over what the baseline's fit says of their work."""
+    duration_b, work_b, at_b = step_design(base)
+    duration_s, work_s, at_s = step_design(suspect)
     if len(duration_b) < 3 * MIN_LEVEL or len(duration_s) < 3 * MIN_LEVEL:
         return None
     coefficients = fit_nonnegative(work_b, duration_b)
@@ -174,11 +197,23 @@ def _factor_from_steps(base: StepFacts, suspect: StepFacts) -> tuple[float, floa
     predicted_b, predicted_s = work_b @ coefficients, work_s[inside] @ coefficients
     if np.median(predicted_b) <= 0:
         return None
-    effects = []
-    for duration, predicted in ((duration_b, predicted_b), (duration_s[inside], predicted_s)):
-        relative = np.log(np.maximum(duration, 1e-9) / np.maximum(predicted, 1e-9))
-        effects.append(np.array([np.median(part) for part in np.array_split(relative, BLOCKS) if len(part)]))
-    return _compare_blocks(effects[0], effects[1], int(inside.sum()))
+    effects = [
+        (np.log(np.maximum(duration, 1e-9) / np.maximum(predicted, 1e-9)), at)
+        for duration, predicted, at in (
+            (duration_b, predicted_b, at_b),
+            (duration_s[inside], predicted_s, at_s[inside]),
+        )
+    ]
+    ratio = compare(*(drift(*effect) for effect in effects))
+    if ratio is None:
+        return None
+    return _Compared(ratio, _spell(effects, int(suspect_is_worse)), int(inside.sum()), "steps")
+
+
+def _spell(effects: Sequence[tuple[F64, F64]], worse: int) -> Spell | None:
+    """A slow spell of the worse of two windows, each (log of step time over the usual, instant)."""
+    drifts = [drift(*effect, SPANS) for effect in effects]
+    return spell(drifts[worse], drifts[1 - worse])
 
 
 def fit_nonnegative(design: F64, target: F64) -> F64:
@@ -198,7 +233,7 @@ def fit_nonnegative(design: F64, target: F64) -> F64:
 def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
     """Seconds a computed prompt token adds, at the faster window's speed."""
     if base.steps is not None:
-        duration, work = step_design(base.steps)
+        duration, work, _ = step_design(base.steps)
         if len(duration) >= 3 * MIN_LEVEL and np.ptp(work[:, 1]) > 0:
             fitted = float(fit_nonnegative(work, duration)[1])
             if fitted > 0:
@@ -228,7 +263,7 @@ def _prefill_cost(base: Facts, suspect: Facts, factor: float) -> float | None:
 def _decode_cost(base: _Side) -> tuple[float | None, float | None]:
     """(s one more sequence adds to a step, s of a step with one sequence), from the baseline."""
     if base.steps is not None:
-        duration, work = step_design(base.steps)
+        duration, work, _ = step_design(base.steps)
         if len(duration) >= 3 * MIN_LEVEL and np.ptp(work[:, 2]) > 0:
             fixed, _, per_seq = fit_nonnegative(work, duration)
             return float(per_seq), float(fixed + per_seq)

@@ -1,7 +1,7 @@
 """A small engine in virtual time, for tests: faults are switched on one at a time, so that the truth of a verdict is known.
 
 Continuous batching with a token budget, a block pool with prefix cache (LRU, deepest block first), preemption by recompute.
-Step time = slow * (fixed + prefill tokens * per_token + sequences * per_seq). Emits the rows a fully instrumented engine
+Step time = slow * (fixed + prefill tokens * per_token + sequences * per_seq), slow in `slow_span` (s) alone if there is one. Emits the rows a fully instrumented engine
 would; `at_level` takes away what a poorer observer could not have seen.
 """
 
@@ -37,6 +37,7 @@ class Setup:
     per_token_s: float = 0.0001
     per_seq_s: float = 0.0008
     slow: float = 1.0
+    slow_span: tuple[float, float] | None = None
     warm: bool = True
     long_every: int = 0
     long_tokens: int = 6000
@@ -103,7 +104,8 @@ class Engine:
             if not decoding and not prefilling:
                 now = arrivals[0].arrival if arrivals else now + s.fixed_s
                 continue
-            duration = s.slow * (s.fixed_s + tokens * s.per_token_s + len(decoding) * s.per_seq_s)
+            slow = s.slow if s.slow_span is None or s.slow_span[0] <= now < s.slow_span[1] else 1.0
+            duration = slow * (s.fixed_s + tokens * s.per_token_s + len(decoding) * s.per_seq_s)
             waited = len(waiting)
             now += duration
             for r, n in prefilling:

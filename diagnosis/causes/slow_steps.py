@@ -31,12 +31,20 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
         return None
     compared = f"at equal batch size ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
     said = f"the same step took {model.slow_raw:.2f} times the {case.base_word}'s time {compared}"
-    if model.slow_factor is None or model.slow_factor <= 1.0:
-        return Excluded(f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}")
+    ratio, noise = model.slow_raw, model.slow_noise
+    spell = model.spell if model.spell_in_suspect else None
+    if spell is not None:
+        ratio, noise = spell.factor, spell.noise
+        said = (
+            f"for {seconds(spell.end_s - spell.start_s)} of {seconds(case.suspect.duration_s)} the same step took {ratio:.2f} "
+            f"times the {case.base_word}'s time {compared}"
+        )
+    elif model.slow_factor is None or model.slow_factor <= 1.0:
+        return Excluded(f"{said}; drift inside the windows explains up to {percent(noise)}")
     evidence = [
         Evidence(
-            f"{said}; drift inside the windows explains up to {percent(model.slow_noise)}",
-            model.slow_raw,
+            f"{said}; drift inside the windows explains up to {percent(noise)}",
+            ratio,
             "ratio",
             None,
             case.worst_requests("slow_steps"),
@@ -56,7 +64,7 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     return Claim(
         evidence,
         case.worker_subject("slow_steps"),
-        None,
+        None if spell is None else (spell.start_s, spell.end_s),
         1.0 if model.source in ("steps", "token gaps") else 0.8,
     )
 

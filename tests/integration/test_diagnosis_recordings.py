@@ -63,6 +63,9 @@ def test_squeezed_against_ample_names_capacity_with_block_lineage(store: Store) 
     assert store.query(lineage["sql"]).column("tokens").to_pylist() == [214_720]
     assert lineage["request_ids"]
     assert verdict.causes[0].share_p99 > 0.7
+    owned = {row.cause: row.mean_s * 1e3 for row in verdict.attribution}
+    assert owned["admission_blocked_on_blocks"] == pytest.approx(144.0, abs=0.5)
+    assert owned["premature_eviction"] == pytest.approx(18.8, abs=0.05)
     assert {"load_step", "prefix_caching_off"} <= {row["cause"] for row in verdict.excluded}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diagnosis.drift import Spell
 from diagnosis.facts import BlockTotals, LineageFacts, WorkerFacts
 from diagnosis.ledger import write
 from diagnosis.spent import Context
@@ -50,6 +51,7 @@ def windows(draw: st.DrawFn) -> tuple[object, Context]:
         prefill_s_per_token=draw(st.sampled_from([None, 1e-5, 1e-2])),
         decode_s_per_seq=draw(st.sampled_from([None, 1e-4, 1.0])),
         slow_factor=draw(st.sampled_from([None, 0.5, 1.0, 3.0])),
+        spell=draw(st.sampled_from([None, Spell(1.0, 5.0, 2.0, 0.1)])),
     )
     context = Context(
         model,
