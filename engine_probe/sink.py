@@ -16,7 +16,7 @@ from engine_probe.http_sink import HttpSink
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FileSink", "HttpSink", "MemorySink", "Sink"]
+__all__ = ["FileSink", "HttpSink", "MemorySink", "NoSink", "Sink"]
 
 
 class Sink(Protocol):
@@ -29,6 +29,16 @@ class Sink(Protocol):
     def close(self) -> None:
         """Bring out what is held, within bounded time. A second call does nothing."""
         ...
+
+
+class NoSink:
+    """Keeps nothing: for an engine that nobody records."""
+
+    def write(self, tables: Mapping[str, pa.Table]) -> None:
+        """They were seen."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class MemorySink:
