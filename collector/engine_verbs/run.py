@@ -77,7 +77,8 @@ def run(
     from engine_probe.engine.scheduler import SchedulerConfig
     from engine_probe.sink import FileSink
 
-    size = block_size or (TRACE_BLOCK if trace is not None else BLOCK)
+    usual = TRACE_BLOCK if trace is not None else BLOCK
+    size = usual if block_size is None else block_size
     settings = FleetSettings(
         find_shape(model),
         find_hardware(hardware),
