@@ -22,18 +22,18 @@ demo:
 	@$(STAGE) "demo" $(BIN)/kvscope demo
 
 test:
-	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "set-up" sh .ci/venv service,engine,lake,dev
 	@$(STAGE) "style" sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'
 	@$(STAGE) "types" $(BIN)/mypy
 	@$(STAGE) "layers" $(BIN)/lint-imports
 	@$(STAGE) "tests" $(BIN)/python -m pytest --durations=10 $(ARGS)
 
 docs:
-	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "set-up" sh .ci/venv service,engine,lake,dev
 	@$(STAGE) "README.md" $(BIN)/python docs/readme.py
 
 bench:
-	@$(STAGE) "set-up" sh .ci/venv service,lake,dev
+	@$(STAGE) "set-up" sh .ci/venv service,engine,lake,dev
 	@$(STAGE) "start-up" $(BIN)/python bench/startup.py
 
 gpu-check:
