@@ -76,7 +76,8 @@ def test_a_client_that_goes_away_while_it_queues_is_taken_off_the_queue() -> Non
     with engine_server(max_num_seqs=1) as running:
         pace(running)
         with running.client.stream("POST", "/v1/completions", json=SPINNING) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()
+            next(lines)
             with httpx.Client(base_url=running.url, trust_env=False) as other, pytest.raises(httpx.ReadTimeout):
                 other.post("/v1/completions", json=LONG, timeout=0.3)
             running.wait_until(lambda: running.ask(lambda engine: engine.num_waiting) == 0)
@@ -341,8 +342,7 @@ def test_a_server_that_is_killed_breaks_its_streams_off_and_starts_again(tmp_pat
         next(lines)
         process.kill()
         with pytest.raises(httpx.HTTPError):
-            for line in lines:
-                assert line != "data: [DONE]"
+            list(lines)
     process.communicate(timeout=30)
     port = told["url"].rsplit(":", 1)[1]
     process, again = launch("--port", port, "--salt-file", str(tmp_path / "salt"))
