@@ -267,7 +267,7 @@ def append(staged: Staged, store: Store, progress: Callable[[str], None] = lambd
 
 
 class _Progress:
-    """One line on stderr: rewritten in place on a terminal, silent elsewhere but for the first line of each stage."""
+    """One line on stderr: rewritten in place on a terminal; elsewhere the name of each stage, once."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -277,7 +277,7 @@ class _Progress:
         if self._is_terminal:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
         elif text.split(":")[0] != self._stage:
-            print(text, file=sys.stderr)
+            print(text.split(":")[0], file=sys.stderr)
         self._stage = text.split(":")[0]
 
     def end(self) -> None:
@@ -309,6 +309,8 @@ def _span(table: pa.Table, column: str) -> tuple[int, int]:
 
 
 def _text(summary: dict[str, Any], store: str) -> str:
+    from shlex import quote
+
     counts = ", ".join(f"{count:,} {kind}" for kind, count in summary["rows"].items()) or "no rows"
     if summary["already_imported"]:
         lines = [f"Run {summary['run']} held this {summary['format']} already ({counts}); nothing was added."]
@@ -323,9 +325,9 @@ def _text(summary: dict[str, Any], store: str) -> str:
             f"  note: run {summary['run']} held rows of another import before; it is now both together. "
             "Two recordings to compare need two names."
         )
-    where = "" if store == DEFAULT_STORE else f" --store {store}"
-    baseline = summary["other_runs"][-1] if summary["other_runs"] else "RUN"
-    lines.append(f"Next: kvscope diagnose{where} --baseline {baseline} --suspect {summary['run']}")
+    where = "" if store == DEFAULT_STORE else f" --store {quote(store)}"
+    baseline = quote(summary["other_runs"][-1]) if summary["other_runs"] else "RUN"
+    lines.append(f"Next: kvscope diagnose{where} --baseline {baseline} --suspect {quote(summary['run'])}")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_what_was_assumed_is_not_called_left_out(kvscope: Callable[..., Any], tm
     summary = json.loads(kvscope("import", trace, "--run", "t", "--store", tmp_path / "s.duckdb", "--json").out)
     assert (summary["left_out"], summary["assumed"]) == ([], [])
     assert summary["not_told"] == ["timing: a trace tells arrivals and lengths; TTFT, ITL and hits are not in it"]
+
+
+def test_what_to_do_next_can_be_pasted(kvscope: Callable[..., Any], tmp_path: Path) -> None:
+    """Names with spaces and quotes are quoted for the shell; where talk is no terminal it names the stages alone."""
+    store = tmp_path / "my store.duckdb"
+    kvscope("import", RECORDING, "--run", "first", "--store", store)
+    ended = kvscope("import", RECORDING, "--run", 'it\'s "bad"', "--store", store)
+    words = shlex.split(ended.out.splitlines()[-1].removeprefix("Next: "))
+    assert words[-6:] == ["--store", str(store), "--baseline", "first", "--suspect", 'it\'s "bad"']
+    assert ended.err.split("\n")[:2] == ["reading recording", "storing"]
 
 
 def test_an_interrupted_import_is_completed(tmp_path: Path) -> None:
