@@ -22,6 +22,8 @@ from engine_probe.errors import EngineUnreachable, ProbeError, UnknownFormat, Us
 
 TIMEOUT_S: Final = 5.0
 MAX_BODY_BYTES: Final = 32 << 20
+KEPT: Final = httpx.Limits(keepalive_expiry=2.5)
+"""Servers of engines close an idle connection after 5 s: at an interval of 5 s each scrape would cross that close."""
 WHOLE_FACTOR: Final = 4.0
 """A whole answer may take so many time-outs: a server that drips holds nobody up for ever."""
 
@@ -59,12 +61,16 @@ def split_auth(url: str) -> tuple[str, tuple[str, str] | None]:
 
 def _address(url: str, text: str) -> httpx.URL:
     """Raises UsageError, naming `text`, for what no connection can be tried to: httpx looks at names and ports later."""
+    text = re.sub(r"//[^/@]*@", "//...@", text)  # a password belongs into no message
     try:
         parsed = httpx.URL(url)
         parsed.raw_host.decode("ascii").encode("idna")
         parsed.host  # noqa: B018  decodes a name of punycode
-    except (httpx.InvalidURL, UnicodeError) as error:
+    except httpx.InvalidURL as error:
         raise UsageError(f"{text!r} is not an address: {error}. Expected http://host:port.", url=text) from error
+    except UnicodeError as error:
+        why = "a part of its name is empty, longer than 63 characters, or no word"
+        raise UsageError(f"{text!r} is not an address: {why}. Expected http://host:port.", url=text) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"{text!r} is not an HTTP address. Expected http://host:port.", url=text)
     if parsed.port is not None and not 0 < parsed.port < 65_536:
@@ -94,7 +100,7 @@ class EngineClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._requests: dict[tuple[str, str], httpx.Request] = {}  # building one costs as much as sending it
         self._client = httpx.Client(
-            timeout=timeout_s, verify=verify, headers=headers, auth=auth, follow_redirects=False
+            timeout=timeout_s, verify=verify, headers=headers, auth=auth, follow_redirects=False, limits=KEPT
         )
 
     @property

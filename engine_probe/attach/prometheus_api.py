@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from engine_probe.attach.fetch import split_auth, why_unreachable
+from engine_probe.attach.fetch import KEPT, split_auth, why_unreachable
 from engine_probe.errors import EngineUnreachable, UnknownFormat, UsageError
 
 TIMEOUT_S: Final = 30.0
@@ -85,7 +85,9 @@ class PrometheusApi:
         self.url, auth = split_auth(text if "://" in text else f"http://{text}")
         self._timeout_s = timeout_s
         told = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._client = httpx.Client(timeout=timeout_s, verify=verify, headers=told, auth=auth, follow_redirects=False)
+        self._client = httpx.Client(
+            timeout=timeout_s, verify=verify, headers=told, auth=auth, follow_redirects=False, limits=KEPT
+        )
 
     def close(self) -> None:
         self._client.close()

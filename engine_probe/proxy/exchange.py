@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from engine_probe.proxy.dial import Dial
-from engine_probe.proxy.framing import BadFraming, Body, LengthBody, UntilClose
+from engine_probe.proxy.framing import BadFraming, Body, ChunkedBody, LengthBody, UntilClose
 from engine_probe.proxy.heads import END, MAX_HEAD_BYTES, BadHead, RequestHead, ResponseHead, parse_response, render
 from engine_probe.proxy.refusals import refusal
 from engine_probe.proxy.upstream_side import UpstreamConnection
@@ -311,7 +311,7 @@ class Exchange:
         self._connection, connection.exchange = None, None
         is_reusable = is_reusable and self.request_done and not self._answer.wants_close and not self._client_ended
         if upstream is not None and is_reusable and connection.is_open and not self._is_raw:
-            upstream.give_back(connection, now_s())
+            upstream.give_back(connection, now_s(), is_stream=isinstance(self._answer_body, ChunkedBody))
         else:
             connection.close()
         self._end("failed" if self._is_raw else "complete", "the answer's framing is broken" if self._is_raw else None)

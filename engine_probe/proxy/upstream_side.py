@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine_probe.proxy.link import Link, buffer
+from engine_probe.proxy.upstreams import now_s
 
 if TYPE_CHECKING:
     from engine_probe.proxy.exchange import Exchange
@@ -17,15 +18,19 @@ class UpstreamConnection(Link):
     """`exchange` is the request it works for, None while it is idle."""
 
     __slots__ = (
+        "closed_s",
         "exchange",
         "idle_since_s",
         "num_requests",
+        "usable_from_s",
     )
 
     def __init__(self) -> None:
         super().__init__()
         self.exchange: Exchange | None = None
         self.idle_since_s = 0.0
+        self.usable_from_s = 0.0
+        self.closed_s = 0.0
         self.num_requests = 0
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -56,5 +61,6 @@ class UpstreamConnection(Link):
 
     def _ended(self, exc: Exception | None) -> None:
         exchange, self.exchange = self.exchange, None
+        self.closed_s = self.closed_s or now_s()
         if exchange is not None:
             exchange.upstream_ended(exc)

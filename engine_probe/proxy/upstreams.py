@@ -2,7 +2,8 @@
 
 An idle connection is used for a bounded time: servers of engines close theirs after 5 s, and a request that crosses such a close
 on the wire could not be sent again; what speaks TLS stands behind a load balancer that waits longer, and its connections are
-dear. An upstream that refused a connection is asked last for a growing while,
+dear. Some servers promise to keep a connection and close it after every streamed answer (llama-server, 2026): after a stream it
+is left alone for a moment, and an upstream that was seen to do so gets a new connection after each. An upstream that refused a connection is asked last for a growing while,
 never not at all: if all are down, all are tried.
 """
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 IDLE_S: Final = 2.5
 TLS_IDLE_S: Final = 25.0
 MAX_IDLE: Final = 512
+SETTLE_S: Final = 0.05
+"""Between the end of a stream and the next request on its connection: a close that was on its way has come by then."""
+MAX_SETTLING: Final = 32
+"""So many that still settle are looked past for one that does not."""
 FIRST_DOWN_S: Final = 1.0
 MAX_DOWN_S: Final = 30.0
 
@@ -44,6 +49,7 @@ class Upstream:
     outstanding: int = 0
     failures: int = 0
     down_until_s: float = 0.0
+    closes_after_streams: bool = False
     idle: list[UpstreamConnection] = field(default_factory=list)
 
     @property
@@ -53,19 +59,26 @@ class Upstream:
 
     def take_idle(self, now_s: float) -> UpstreamConnection | None:
         """A connection that is still good, the one used last; None where there is none."""
-        while self.idle:
+        settling: list[UpstreamConnection] = []
+        found = None
+        while self.idle and found is None and len(settling) < MAX_SETTLING:
             connection = self.idle.pop()
-            if connection.is_open and now_s - connection.idle_since_s < self.idle_s:
-                return connection
-            connection.close()
-        return None
+            if not self._is_good(connection, now_s):
+                connection.close()
+            elif now_s < connection.usable_from_s:
+                settling.append(connection)
+            else:
+                found = connection
+        self.idle += reversed(settling)
+        return found
 
-    def give_back(self, connection: UpstreamConnection, now_s: float) -> None:
-        """Keep a connection whose answer is complete."""
-        if len(self.idle) >= MAX_IDLE:
+    def give_back(self, connection: UpstreamConnection, now_s: float, *, is_stream: bool = False) -> None:
+        """Keep a connection whose answer is complete. is_stream: it had no length, but an end."""
+        if len(self.idle) >= MAX_IDLE or (is_stream and self.closes_after_streams):
             connection.close()
             return
         connection.idle_since_s = now_s
+        connection.usable_from_s = now_s + SETTLE_S if is_stream else now_s
         connection.resume_reading()
         self.idle.append(connection)
 
@@ -73,11 +86,18 @@ class Upstream:
         """Close what has been idle too long."""
         kept = []
         for connection in self.idle:
-            if connection.is_open and now_s - connection.idle_since_s < self.idle_s:
+            if self._is_good(connection, now_s):
                 kept.append(connection)
             else:
                 connection.close()
         self.idle = kept
+
+    def _is_good(self, connection: UpstreamConnection, now_s: float) -> bool:
+        if connection.is_open:
+            return now_s - connection.idle_since_s < self.idle_s
+        if connection.closed_s < connection.usable_from_s:
+            self.closes_after_streams = True
+        return False
 
     def failed(self, now_s: float) -> bool:
         """It could not be connected to; True where that is news."""
@@ -140,6 +160,8 @@ def parse_upstream(text: str, verify: bool | ssl.SSLContext = True) -> Upstream:
     name, equals, url = text.partition("=")
     if not equals or "/" in name or ":" in name:
         name, url = "", text
+    elif not name.strip():
+        raise UsageError(f"{text!r} has no name before its `=`; expected NAME=http://host:port.")
     url = normalise_url(url)
     try:
         parts = urlsplit(url)
@@ -147,7 +169,9 @@ def parse_upstream(text: str, verify: bool | ssl.SSLContext = True) -> Upstream:
     except ValueError as error:
         raise UsageError(f"{text!r} is not an address: {error}. Expected http://host:port.", url=text) from error
     if parts.query or parts.fragment or parts.username:
-        raise UsageError(f"{text!r} has more than host, port and path; clients bring keys and queries themselves.")
+        raise UsageError(  # a password belongs into no message
+            f"The upstream at {parts.hostname!r} has more than host, port and path; clients bring keys and queries themselves."
+        )
     host = parts.hostname or ""
     tls = None
     if parts.scheme == "https":

@@ -127,4 +127,5 @@ def test_prompt_blocks_are_the_chain_of_the_servers_own_tokens(story: Story) -> 
     chats = [story.rows[name]["prompt_blocks"] for name in ("cold", "warm", "whole")]
     assert chats[0] == chats[1] == chats[2]
     assert len(chats[0]) == story.rows["cold"]["prompt_tokens"] // 8
-    assert story.proxy.summary["named_prompts"] == 5
+    assert story.rows["message"]["prompt_blocks"] == story.rows["response"]["prompt_blocks"] == chats[0]
+    assert story.proxy.summary["named_prompts"] == 7

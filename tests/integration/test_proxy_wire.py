@@ -527,6 +527,29 @@ def test_broken_chunking_is_passed_on_as_it_is_and_ends_the_connection() -> None
     run(story)
 
 
+def test_a_request_that_follows_a_stream_at_once_goes_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that promised to keep the connection and closes it with the stream would lose a POST, which is not repeated."""
+    monkeypatch.setattr("engine_probe.proxy.upstreams.SETTLE_S", 60.0)
+    connections = [0]
+
+    async def upstream(peer: Peer) -> None:
+        connections[0] += 1
+        await peer.request()
+        await peer.send(STREAM_HEAD + b"2\r\nok\r\n0\r\n\r\n")
+        await peer.head()  # whatever comes now is lost
+
+    async def story() -> None:
+        async with lab(upstream) as here:
+            client = await here.connect()
+            for _ in range(3):
+                await client.send(post(b"a", close=False))
+                assert (await client.head()).startswith(b"HTTP/1.1 200 OK")
+                assert await client.reader.readexactly(12) == b"2\r\nok\r\n0\r\n\r\n"
+            assert connections == [3]
+
+    run(story)
+
+
 def test_bytes_behind_an_answer_are_not_passed_on_and_the_connection_is_not_trusted_again() -> None:
     """Two answers to one request (response splitting): the client gets one, the next request a connection of its own."""
     connections = [0]

@@ -59,6 +59,14 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         normalise_url(text)
 
 
+@pytest.mark.parametrize("text", ["http://me:secret@h:0", "http://me:secret@a..b", "http://me:secret@h:port"])
+def test_a_password_is_in_no_message(text: str) -> None:
+    """Also where the address is refused for something else."""
+    with pytest.raises(UsageError) as caught:
+        normalise_url(text)
+    assert "secret" not in str(caught.value) + str(caught.value.facts)
+
+
 def fails(url: str, **options: bool) -> Exception:
     client = EngineClient(url, timeout_s=0.3, **options)
     try:

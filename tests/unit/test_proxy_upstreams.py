@@ -43,6 +43,14 @@ def test_an_address_names_its_upstream(text: str, name: str, host: str, port: in
     assert (upstream.tls is not None) == text.startswith("https")
 
 
+@pytest.mark.parametrize("text", ["=http://h", " =http://h", "http://me:secret@h:1", "a=http://me:secret@h:1"])
+def test_an_upstream_without_a_name_or_with_a_password_is_refused(text: str) -> None:
+    """A worker has a name, clients bring the keys; a password that was given is not repeated."""
+    with pytest.raises(UsageError) as caught:
+        parse_upstream(text)
+    assert "secret" not in str(caught.value) + str(caught.value.facts)
+
+
 def test_certificates_are_checked_unless_said_otherwise() -> None:
     """`--insecure` is the one way to switch it off."""
     checked, unchecked = parse_upstream("https://a"), parse_upstream("https://a", verify=False)
@@ -98,7 +106,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.is_open = True
-        self.idle_since_s = 0.0
+        self.idle_since_s = self.usable_from_s = self.closed_s = 0.0
 
     def close(self) -> None:
         self.is_open = False
@@ -118,6 +126,30 @@ def test_an_idle_connection_is_trusted_for_a_while(url: str, good_s: float, bad_
     assert upstream.take_idle(100.0 + good_s) is second
     assert upstream.take_idle(100.0 + bad_s) is None
     assert not first.is_open
+
+
+def test_after_a_stream_a_connection_settles_first() -> None:
+    """A server may close it with the stream's end, whatever it promised: that close is on its way. One with a length need not."""
+    upstream = parse_upstream("http://a:1")
+    stream, whole = cast(Any, Connection()), cast(Any, Connection())
+    upstream.give_back(whole, 100.0)
+    upstream.give_back(stream, 100.0, is_stream=True)
+    assert upstream.take_idle(100.01) is whole
+    assert upstream.take_idle(100.01) is None
+    assert upstream.take_idle(100.06) is stream
+
+
+def test_an_upstream_that_closes_after_streams_is_believed() -> None:
+    """Once it was seen, no connection is kept after a stream; one that closed later, or idle as agreed, says nothing."""
+    upstream = parse_upstream("http://a:1")
+    late, early, next_one = (cast(Any, Connection()) for _ in range(3))
+    for connection, closed_s in ((late, 101.0), (early, 100.001)):
+        upstream.give_back(connection, 100.0, is_stream=True)
+        connection.is_open, connection.closed_s = False, closed_s
+        assert upstream.take_idle(102.0) is None
+        assert upstream.closes_after_streams == (connection is early)
+    upstream.give_back(next_one, 103.0, is_stream=True)
+    assert (upstream.idle, next_one.is_open) == ([], False)
 
 
 def test_a_sweep_closes_what_is_left_idle() -> None:
