@@ -1,0 +1,140 @@
+"""One run on the embedded engine in virtual time, and many of them over the cores. Deterministic: the same plan, the same rows.
+
+Repeats of an arm follow each other on the UTC axis, so that an arm's folder can be imported as one run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from collector.experiments.arm_settings import VirtualArm, with_load
+from collector.experiments.workload import NS, Asked, Workload, asked
+from diagnosis.experiments.design import Trial
+from engine_probe.engine.engine import Engine
+from engine_probe.engine.fleet.build import build_fleet, recorders
+from engine_probe.engine.traffic.call import Call
+from engine_probe.engine.virtual_clock import EPOCH_NS, VirtualClock
+from engine_probe.engine.virtual_costs import VirtualCosts, charged_hardware
+from engine_probe.errors import EngineError
+from engine_probe.sink import FileSink, MemorySink, Sink
+
+WORTH_A_POOL = 6
+"""Processes take a second to start: fewer runs are made one after the other."""
+READ_BACK = ("request", "step", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTrial:
+    """One run. folder: where its rows go as Parquet, None: nowhere; keep_blocks: with the life of every block."""
+
+    trial: Trial
+    arm: VirtualArm
+    workload: Workload
+    slot_s: float
+    folder: Path | None
+    keep_blocks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Rows of a run that are judged, by kind; what it says of itself."""
+
+    run_id: str
+    tables: Mapping[str, pa.Table]
+    facts: Mapping[str, Any]
+
+
+def run_all(trials: Sequence[VirtualTrial], jobs: int | None, tell: Callable[[int], None]) -> list[Ran]:
+    """Every run, in the given order. jobs: processes (None: as many as cores where it is worth it). tell: runs done."""
+    jobs = jobs or (min(os.cpu_count() or 1, len(trials)) if len(trials) >= WORTH_A_POOL else 1)
+    ran = []
+    for done in _each(trials, jobs):
+        ran.append(done)
+        tell(len(ran))
+    return ran
+
+
+def _each(trials: Sequence[VirtualTrial], jobs: int) -> Iterator[Ran]:
+    if jobs == 1:
+        yield from map(run_one, trials)
+        return
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(run_one, trials)
+
+
+def run_one(plan: VirtualTrial) -> Ran:
+    """Serve the calls of one run. Raises EngineError where requests were stuck: no arm is judged by half a run."""
+    trial = plan.trial
+    work = asked(plan.workload, trial.repeat, is_warm=trial.arm.is_warm)
+    arm = with_load(plan.arm, in_flight=plan.workload.in_flight, seed=plan.workload.seed * 1000 + trial.repeat)
+    memory = MemorySink()
+    sink = _Both(memory, None if plan.folder is None else FileSink(plan.folder), plan.keep_blocks)
+    settings, costs = arm.fleet, arm.costs
+    if costs.probe_s:
+        from dataclasses import replace
+
+        settings = replace(settings, hardware=charged_hardware(settings.hardware, costs))
+    fleet = build_fleet(
+        settings,
+        sink,
+        run_id=trial.run_id,
+        costs=lambda clock: VirtualCosts(clock, costs, seed=settings.seed),
+        start_utc_ns=EPOCH_NS + round((trial.repeat - 1) * plan.slot_s * NS),
+    )
+    is_cold, is_open = not trial.arm.is_warm, plan.workload.in_flight is None
+    if is_cold and is_open and work.num_warmup:
+        fleet.at(max(work.counted_ns - 1, 0), lambda at_ns: _reset(fleet.engines, at_ns))
+    calls: Iterator[Call] = iter(work.calls)
+    if is_cold and not is_open and work.num_warmup:
+        calls = _resetting(work, fleet.engines)
+    tally = fleet.run(calls)
+    for recorder in recorders(fleet):
+        recorder.close()
+    if tally.stuck:
+        raise EngineError(
+            f"{trial.run_id}: {tally.stuck} requests could never run (a prompt needs more blocks than there are); give more "
+            "blocks or shorter prompts",
+            run_id=trial.run_id,
+        )
+    tables = {kind: memory.table(kind) for kind in READ_BACK}
+    facts = {"virtual_s": tally.virtual_s, "rejected": tally.rejected, "output_tokens": tally.output_tokens}
+    return Ran(trial.run_id, tables, facts)
+
+
+def _reset(engines: Sequence[Engine], at_ns: int | None) -> None:
+    for engine in engines:
+        if at_ns is not None and isinstance(engine.clock, VirtualClock):
+            engine.clock.advance_to(at_ns)  # an idle engine's clock stands where its work ended
+        engine.reset_prefix_cache()
+
+
+def _resetting(work: Asked, engines: Sequence[Engine]) -> Iterator[Call]:
+    """The calls; the caches are emptied as the first that counts is asked for (a closed loop has no instant for it)."""
+    for number, call in enumerate(work.calls):
+        if number == work.num_warmup:
+            _reset(engines, None)
+        yield call
+
+
+class _Both(Sink):
+    """What is judged stays in memory, and everything goes into the files."""
+
+    def __init__(self, memory: MemorySink, files: FileSink | None, keep_blocks: bool) -> None:
+        self._memory, self._files, self._keep_blocks = memory, files, keep_blocks
+
+    def write(self, tables: Mapping[str, pa.Table]) -> None:
+        self._memory.write({kind: table for kind, table in tables.items() if kind in READ_BACK})
+        if self._files is not None:
+            self._files.write({kind: t for kind, t in tables.items() if self._keep_blocks or kind != "block"})
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.close()

@@ -1,0 +1,1 @@
+"""Experiments: arms that differ in one thing, repeats in random order, and what their difference says. Pure judgement."""
