@@ -44,6 +44,8 @@ class Engine:
     costs      what bookkeeping costs in virtual time; default: it takes the time that it takes
     """
 
+    flight_class: type[Flight] = Flight
+
     def __init__(
         self,
         config: EngineConfig,
@@ -57,7 +59,7 @@ class Engine:
         self.executor = executor
         self.clock: Clock = recorder.clock
         self.costs: HostCosts = costs or MeasuredCosts()
-        self.flight = Flight(recorder, config)
+        self.flight = self.flight_class(recorder, config)
         self.kv = KvManager(
             executor.num_blocks,
             config.block_size,

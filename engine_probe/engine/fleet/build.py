@@ -57,6 +57,7 @@ class FleetSettings:
     router: RouterSettings = field(default_factory=RouterSettings)
     patience: Patience | None = None
     in_flight: int | None = None
+    equal_steps: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -127,6 +128,7 @@ def build_fleet(
         front_end=front_end,
         patience=settings.patience,
         in_flight=settings.in_flight,
+        equal_steps=settings.equal_steps,
         on_progress=on_progress,
     )
 

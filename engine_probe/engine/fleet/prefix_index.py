@@ -14,6 +14,8 @@ from heapq import heappop, heappush
 
 from engine_probe.errors import UsageError
 
+_STRIDE = 64
+
 
 class PrefixIndex:
     """Blocks of `num_workers` workers, numbered from 0."""
@@ -22,9 +24,7 @@ class PrefixIndex:
         if num_workers < 1:
             raise UsageError(f"an index of {num_workers} workers knows nobody; give 1 or more", workers=num_workers)
         self.num_workers = num_workers
-        self._holders: dict[int, int] = {}  # block hash -> bit w is set where worker w holds it
-        self._all = (1 << num_workers) - 1
-        self._num_blocks = [0] * num_workers
+        self._held: list[set[int]] = [set() for _ in range(num_workers)]
         self.num_orphans = 0
         """Stored blocks that came without their parent, and were left out."""
         self.num_unknown = 0
@@ -32,73 +32,50 @@ class PrefixIndex:
 
     def num_blocks(self, worker: int) -> int:
         """Blocks that this worker is believed to hold."""
-        return self._num_blocks[worker]
+        return len(self._held[worker])
 
     def match(self, hashes: Sequence[int]) -> list[int]:
         """[num_workers] leading blocks that each is believed to hold."""
-        matched = [0] * self.num_workers
-        holders, left = self._holders, self._all
-        for depth, block_hash in enumerate(hashes):
-            still = left & holders.get(block_hash, 0)
-            if still != left:
-                _write(matched, left & ~still, depth)
-                left = still
-                if not left:
-                    return matched
-        _write(matched, left, len(hashes))
-        return matched
+        return [_leading(held, hashes) for held in self._held]
 
     def stored(self, worker: int, hashes: Sequence[int], parents: Sequence[int | None]) -> None:
         """`worker` holds these from now on. parents: of each; None for a first block."""
-        bit, holders = 1 << worker, self._holders
-        get, added = holders.get, 0
-        placed = None  # the one before, which is the parent of nearly every one
+        if not hashes:
+            return
+        held = self._held[worker]
+        is_chain = list(parents[1:]) == list(hashes[:-1])
+        if is_chain and (parents[0] is None or parents[0] in held):
+            held.update(hashes)
+            return
         for block_hash, parent in zip(hashes, parents, strict=True):
-            if parent is not None and parent != placed and not get(parent, 0) & bit:
+            if parent is None or parent in held:
+                held.add(block_hash)
+            else:
                 self.num_orphans += 1
-                continue
-            before = get(block_hash, 0)
-            if not before & bit:
-                holders[block_hash] = before | bit
-                added += 1
-            placed = block_hash
-        self._num_blocks[worker] += added
 
     def removed(self, worker: int, hashes: Sequence[int]) -> None:
         """It gave them up. What hangs below them stays known, and counts again when they come back."""
-        bit, holders = 1 << worker, self._holders
-        for block_hash in hashes:
-            before = holders.get(block_hash, 0)
-            if not before & bit:
-                self.num_unknown += 1
-                continue
-            self._num_blocks[worker] -= 1
-            if before == bit:
-                del holders[block_hash]
-            else:
-                holders[block_hash] = before & ~bit
+        held = self._held[worker]
+        before = len(held)
+        held.difference_update(hashes)
+        self.num_unknown += len(hashes) - (before - len(held))
 
     def cleared(self, worker: int) -> None:
         """It forgot all."""
-        bit = 1 << worker
-        self._holders = {key: rest for key, bits in self._holders.items() if (rest := bits & ~bit)}
-        self._num_blocks[worker] = 0
+        self._held[worker] = set()
 
     def reset(self) -> None:
         """The index itself forgets all (a restart of the router). Counts stay."""
-        self._holders.clear()
-        self._num_blocks = [0] * self.num_workers
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError where the counts and the blocks disagree."""
-        for worker in range(self.num_workers):
-            held = sum(1 for bits in self._holders.values() if bits >> worker & 1)
-            assert held == self._num_blocks[worker], f"worker {worker} holds {held}, counted {self._num_blocks[worker]}"
-        assert all(0 < bits <= self._all for bits in self._holders.values())
+        self._held = [set() for _ in range(self.num_workers)]
 
 
-_Event = tuple[int, int, int, str, Sequence[int], Sequence[int | None]]
-"""(due_ns, number, worker, change, hashes, parents): numbers differ, so that order never looks further."""
+def _leading(held: set[int], hashes: Sequence[int]) -> int:
+    """How many of the first of `hashes` are held, up to the first that is not."""
+    for start in range(0, len(hashes), _STRIDE):
+        are_held = [block_hash in held for block_hash in hashes[start : start + _STRIDE]]
+        if not all(are_held):
+            return start + are_held.index(False)
+    return len(hashes)
 
 
 class EventFeed:
@@ -156,11 +133,3 @@ class EventFeed:
             return
         self._number += 1
         heappush(self._pending, (at_ns + self.delay_ns, self._number, worker, change, hashes, parents))
-
-
-def _write(matched: list[int], workers: int, depth: int) -> None:
-    """The matches of these workers (bits) end at `depth`."""
-    while workers:
-        lowest = workers & -workers
-        matched[lowest.bit_length() - 1] = depth
-        workers ^= lowest

@@ -77,6 +77,7 @@ class _Ask:
 class VirtualFleet:
     """Engines on virtual clocks behind one router.
 
+    equal_steps several equal decode steps may be done at once; their tokens' instants are then evenly spread
     in_flight   None: calls come when they come (open loop). A number: so many clients, each asks for the next call when its
                 answer is there (closed loop); the calls' instants do not count then
     """
@@ -89,6 +90,7 @@ class VirtualFleet:
         front_end: FrontEnd | None = None,
         patience: Patience | None = None,
         in_flight: int | None = None,
+        equal_steps: bool = True,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         if not engines:
@@ -101,6 +103,8 @@ class VirtualFleet:
         self._front_end = front_end or ConstantFrontEnd()
         self._patience = patience
         self._in_flight = in_flight
+        # In a closed loop an answer brings the next call, at an instant that is not known yet: steps come one by one.
+        self._equal_steps = equal_steps and in_flight is None
         self._on_progress = on_progress
         self._clocks = [_virtual(engine) for engine in engines]
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
@@ -165,8 +169,7 @@ class VirtualFleet:
 
     def _step(self, worker: int, event_ns: int | None) -> None:
         engine, clock = self.engines[worker], self._clocks[worker]
-        # In a closed loop an answer brings the next call, at an instant that is not known yet: steps come one by one.
-        outputs = engine.step(event_ns if self._in_flight is None else None)
+        outputs = engine.step(event_ns if self._equal_steps else None)
         self.tally.steps += 1
         if outputs is None:
             self._wait(engine, clock, event_ns)
