@@ -51,9 +51,9 @@ def predict_activation_bytes(
     qkv = shape.num_tokens * (config.query_size + 2 * config.kv_size) * size
     inner = shape.num_tokens * config.intermediate_size * size
     # Through all layers: the residual, cos and sin in float32, the integers of the batch.
-    held = hidden + shape.num_tokens * (config.head_dim * 4 + 6 * 8)
+    held = hidden + shape.num_tokens * (config.head_dim * 8 + 6 * 8)
     norms = 3 * turned * size if config.qk_norm else 0
-    turning = hidden + qkv + norms + turned * (3 * 4 + 2 * size)
+    turning = hidden + qkv + norms + turned * (4 * 4 + size)
     gathered = masks = 0
     if attention == "torch":
         # Decodes are padded to at most twice their contexts; masks of booleans are turned into numbers.

@@ -47,6 +47,9 @@ class TorchAttention:
         runs: list[_DecodeRun | _PrefillRun] = [*_decode_runs(batch), *_prefill_runs(batch)]
 
         def attend(queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
+            first = runs[0]
+            if isinstance(first, _DecodeRun) and len(runs) == 1:
+                return first.answers(queries, key_cache, value_cache)
             out = torch.empty_like(queries)
             for run in runs:
                 run(out, queries, key_cache, value_cache)
@@ -76,12 +79,15 @@ class _DecodeRun:
     def __call__(
         self, out: torch.Tensor, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
     ) -> None:
+        out.index_copy_(0, self.rows, self.answers(queries.index_select(0, self.rows), key_cache, value_cache))
+
+    def answers(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
+        """For queries [n, num_heads, head_dim] of its rows."""
         keys, values = (self._gather(cache) for cache in (key_cache, value_cache))
-        num_seqs, num_kv_heads = keys.shape[:2]
         # [n, kv_heads, group, head_dim]: the heads of a group are rows over the same keys.
-        grouped = queries.index_select(0, self.rows).view(num_seqs, num_kv_heads, -1, queries.shape[-1])
+        grouped = queries.reshape(*keys.shape[:2], -1, queries.shape[-1])
         found = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
-        out.index_copy_(0, self.rows, found.reshape(num_seqs, *queries.shape[1:]))
+        return found.reshape(queries.shape)
 
     def _gather(self, cache: torch.Tensor) -> torch.Tensor:
         """[n, num_kv_heads, length, head_dim]."""

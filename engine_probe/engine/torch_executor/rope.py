@@ -26,13 +26,17 @@ def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
 
 def rotation_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device) -> torch.Tensor:
-    """cos and sin of each position, [num_positions, 2, head_dim / 2] float32."""
+    """cos and sin of each position and element, [num_positions, 2, head_dim] float32.
+
+    The first half of the sines is negative: a pair (a, b) becomes (a cos - b sin, b cos + a sin).
+    """
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies(rope, head_dim))
-    return torch.stack([angles.cos(), angles.sin()], dim=1).to(device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)], dim=1).to(device)
 
 
 def rotate(heads: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Turn heads [num_tokens, num_heads, head_dim] by turn [num_tokens, 2, head_dim / 2], in the type of `heads`."""
-    cos, sin = turn[:, 0].unsqueeze(1), turn[:, 1].unsqueeze(1)
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
+    """Turn heads [num_tokens, num_heads, head_dim] by turn [num_tokens, 2, head_dim], in the type of `heads`."""
+    cos, sin = turn[:, :1], turn[:, 1:]
+    wide = heads.float()
+    return torch.addcmul(wide * cos, wide.roll(heads.shape[-1] // 2, dims=-1), sin).to(heads.dtype)
