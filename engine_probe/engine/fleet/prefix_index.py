@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from engine_probe.errors import UsageError
@@ -76,6 +77,16 @@ def _leading(held: set[int], hashes: Sequence[int]) -> int:
         if not all(are_held):
             return start + are_held.index(False)
     return len(hashes)
+
+
+@dataclass(order=True, slots=True)
+class _Event:
+    due_ns: int
+    number: int
+    worker: int = field(compare=False)
+    change: str = field(compare=False)
+    hashes: Sequence[int] = field(compare=False)
+    parents: Sequence[int | None] = field(compare=False)
 
 
 class EventFeed:
