@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from engine_probe.errors import UsageError
@@ -79,14 +78,8 @@ def _leading(held: set[int], hashes: Sequence[int]) -> int:
     return len(hashes)
 
 
-@dataclass(order=True, slots=True)
-class _Event:
-    due_ns: int
-    number: int
-    worker: int = field(compare=False)
-    change: str = field(compare=False)
-    hashes: Sequence[int] = field(compare=False)
-    parents: Sequence[int | None] = field(compare=False)
+_Event = tuple[int, int, int, str, Sequence[int], Sequence[int | None]]
+"""Due, number (so that no two are equal), worker, change, hashes, parents."""
 
 
 class EventFeed:
