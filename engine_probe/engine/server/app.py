@@ -130,7 +130,7 @@ def create_app(front: FrontEnd, page: MetricsPage, publisher: KvPublisher | None
     @app.get("/version")
     async def tell_version() -> dict[str, str]:
         """kvscope's release."""
-        return {"version": version("kvscope"), "engine": "kvscope"}
+        return {"version": f"{version('kvscope')}+kvscope", "engine": "kvscope"}
 
     @app.get("/load")
     async def load() -> dict[str, int]:
