@@ -41,7 +41,7 @@ def plan() -> StepPlan:
 
 def failed(batch: PackedBatch, made: StepPlan, attention: Attention | None = None) -> dict[str, str | None]:
     """Checks that did not pass, with why."""
-    found = check_batch(batch, made, attention or TorchAttention(), 64, TINY)
+    found = check_batch(batch, made, attention or TorchAttention(), TINY)
     assert [check.columns["check"] for check in found] == ["sample_boundary", "position", "mask", "leakage"]
     assert all(check.columns["outcome"] == ("passed" if check.passed else "failed") for check in found)
     return {str(check.columns["check"]): check.why for check in found if not check.passed}
@@ -78,6 +78,11 @@ def read_anothers_block(batch: PackedBatch) -> None:
     batch.block_tables[0, 0] = batch.block_tables[2, 0]
 
 
+def read_a_block_of_nobody(batch: PackedBatch) -> None:
+    """The table leads out of the pool."""
+    batch.block_tables[2, 0] = 10**6
+
+
 def swap_blocks(batch: PackedBatch) -> None:
     """Two blocks of the late chunk change places: nothing foreign is seen, but too much of the future."""
     batch.block_tables[3, [3, 4]] = batch.block_tables[3, [4, 3]]
@@ -110,6 +115,7 @@ def mix_up_tokens(batch: PackedBatch) -> None:
         (restart_positions, {"position"}),
         (write_elsewhere, {"position"}),
         (read_anothers_block, {"mask", "leakage"}),
+        (read_a_block_of_nobody, {"mask", "leakage"}),
         (swap_blocks, {"mask"}),
         (see_too_far, {"mask", "leakage"}),
         (see_too_little, {"mask"}),
@@ -205,7 +211,7 @@ def test_findings_fit_the_event_contract() -> None:
     """Every column is one of the kind `check`."""
     made = plan()
     known = {column.name for column in KINDS["check"]}
-    for check in check_batch(pack(made, 4, CPU), made, TorchAttention(), 64, TINY):
+    for check in check_batch(pack(made, 4, CPU), made, TorchAttention(), TINY):
         assert set(check.columns) <= known
 
 

@@ -9,15 +9,16 @@ in a row where exact zero is right). Both go through the kernel, block tables an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from engine_probe.engine.executor import StepPlan
 from engine_probe.engine.torch_executor.attention import Attention
-from engine_probe.engine.torch_executor.batch import PackedBatch, segments
+from engine_probe.engine.torch_executor.batch import NO_BLOCK, PackedBatch, segments
 from engine_probe.engine.torch_executor.model_config import ModelConfig
 
 PACKING_VERSION = "1"
@@ -36,11 +37,11 @@ class Check:
         return self.why is None
 
 
-def check_batch(
-    batch: PackedBatch, plan: StepPlan, attention: Attention, num_blocks: int, config: ModelConfig
-) -> list[Check]:
+def check_batch(batch: PackedBatch, plan: StepPlan, attention: Attention, config: ModelConfig) -> list[Check]:
     """Four findings: sample_boundary, position, mask, leakage."""
     places = _Places(batch, plan)
+    probe = _Probe(places, attention, config)
+    leak = probe.leak()
     return [
         _finding(
             "sample_boundary",
@@ -54,11 +55,11 @@ def check_batch(
         _finding("position", places.wrong_position(), position_ids_strategy="absolute_per_sequence"),
         _finding(
             "mask",
-            _wrong_mask(places, attention, num_blocks, config),
+            probe.wrong_mask(),
             attention_mask_hash=places.mask_hash(),
             causal_mask_mode="causal_per_sequence",
         ),
-        _leakage(places, attention, num_blocks, config),
+        _finding("leakage", leak, leakage_test_result="failed" if leak else "passed"),
     ]
 
 
@@ -124,57 +125,70 @@ class _Places:
         return int.from_bytes(digest.digest(), "little")
 
 
-def _wrong_mask(places: _Places, attention: Attention, num_blocks: int, config: ModelConfig) -> str | None:
-    """Does each row see exactly the positions up to its own? A row's sum of random +1 and -1 values names its set."""
-    batch = places.batch
-    device = batch.token_ids.device
-    shape = (num_blocks, batch.block_size, config.num_kv_heads, config.head_dim)
-    generator = torch.Generator().manual_seed(_SEED)
-    values = (torch.randint(0, 2, shape, generator=generator) * 2 - 1).float().to(device)
-    means = _answers(values, places, attention, config)
-    flat = values.view(-1, *shape[2:])
-    row = 0
-    for request_id, start, slots in zip(places.request_ids, places.starts, places.slots, strict=True):
-        sums = flat[torch.tensor(slots, device=device)].cumsum(dim=0)[start:]
-        counts = torch.arange(start + 1, len(slots) + 1, device=device).view(-1, 1, 1)
-        found = means[row : row + len(sums)] * counts
-        right = sums.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
-        # One slot too many or too few moves every sum by 1; rounding moves them by far less. NaN is wrong as well.
-        wrong = ~((found - right).abs() < 0.25).flatten(1).all(dim=1)
-        if bool(wrong.any()):
-            return f"{request_id} at position {start + int(wrong.nonzero()[0])} does not see exactly the positions up to it"
-        row += len(sums)
-    return None
+class _Probe:
+    """Caches of the batch's own blocks alone, to ask the attention with: numbered anew, one to one, so they are small."""
 
+    def __init__(self, places: _Places, attention: Attention, config: ModelConfig) -> None:
+        batch = places.batch
+        self._places, self._attention, self._config = places, attention, config
+        self._device = batch.token_ids.device
+        size = batch.block_size
+        tables = batch.block_tables.tolist()
+        used = {block for row in tables for block in row} | {slot // size for own in places.slots for slot in own}
+        number = {block: at for at, block in enumerate(sorted(used - {NO_BLOCK}))}
+        # What lies past a table's end is one more block, nobody's: read by mistake, it shows like any other.
+        number[NO_BLOCK] = len(number)
+        renumbered = torch.tensor([[number[block] for block in row] for row in tables], dtype=torch.int32)
+        self._batch = replace(batch, block_tables=renumbered.to(self._device))
+        self.shape = (len(number), size, config.num_kv_heads, config.head_dim)
+        self.slots = [
+            torch.tensor([number[slot // size] * size + slot % size for slot in own], device=self._device)
+            for own in places.slots
+        ]
 
-def _leakage(places: _Places, attention: Attention, num_blocks: int, config: ModelConfig) -> Check:
-    """Does any row see a slot that is not its sequence's? Each sequence has a column in which all foreign slots are 1."""
-    batch = places.batch
-    device = batch.token_ids.device
-    why = None
-    bounds = [0]
-    for count in places.counts:
-        bounds.append(bounds[-1] + count)
-    for first in range(0, len(places.slots), config.head_dim):
-        group = range(first, min(first + config.head_dim, len(places.slots)))
-        shape = (num_blocks, batch.block_size, config.num_kv_heads, config.head_dim)
-        foreign = torch.ones(shape, device=device)
-        flat = foreign.view(-1, *shape[2:])
-        for index in group:
-            flat[torch.tensor(places.slots[index], device=device), :, index - first] = 0.0
-        seen = _answers(foreign, places, attention, config)
-        for index in group:
-            traces = seen[bounds[index] : bounds[index + 1], :, index - first]
-            if why is None and not bool((traces == 0.0).all()):
-                why = f"{places.request_ids[index]} sees KV that is not its own"
-    return _finding("leakage", why, leakage_test_result="failed" if why else "passed")
+    def means(self, values: torch.Tensor) -> torch.Tensor:
+        """[N, num_heads, head_dim] of values [*shape]: for each row the mean of what it saw."""
+        num_rows, config = len(self._places.token_ids), self._config
+        queries = torch.zeros(num_rows, config.num_heads, config.head_dim, device=self._device)
+        return self._attention.prepare(self._batch)(queries, values, values)
 
+    def wrong_mask(self) -> str | None:
+        """Does each row see exactly the positions up to its own? A row's sum of random +1 and -1 values names its set."""
+        places, config = self._places, self._config
+        generator = torch.Generator().manual_seed(_SEED)
+        values = (torch.randint(0, 2, self.shape, generator=generator) * 2 - 1).float().to(self._device)
+        means = self.means(values)
+        flat = values.view(-1, *self.shape[2:])
+        row = 0
+        for request_id, start, slots in zip(places.request_ids, places.starts, self.slots, strict=True):
+            sums = flat[slots].cumsum(dim=0)[start:]
+            counts = torch.arange(start + 1, len(slots) + 1, device=self._device).view(-1, 1, 1)
+            found = means[row : row + len(sums)] * counts
+            right = sums.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
+            # One slot too many or too few moves every sum by 1; rounding moves them by far less. NaN is wrong as well.
+            wrong = ~((found - right).abs() < 0.25).flatten(1).all(dim=1)
+            if bool(wrong.any()):
+                at = start + int(wrong.nonzero()[0])
+                return f"{request_id} at position {at} does not see exactly the positions up to it"
+            row += len(sums)
+        return None
 
-def _answers(values: torch.Tensor, places: _Places, attention: Attention, config: ModelConfig) -> torch.Tensor:
-    """What the attention gives each row for these values when every visible slot weighs the same."""
-    num_rows = len(places.token_ids)
-    queries = torch.zeros(num_rows, config.num_heads, config.head_dim, device=values.device)
-    return attention.prepare(places.batch)(queries, values, values)
+    def leak(self) -> str | None:
+        """Does any row see a slot that is not its sequence's? Each sequence has a column in which all foreign slots are 1."""
+        places, width = self._places, self._config.head_dim
+        bounds = list(accumulate(places.counts, initial=0))
+        for first in range(0, len(self.slots), width):
+            group = range(first, min(first + width, len(self.slots)))
+            foreign = torch.ones(self.shape, device=self._device)
+            flat = foreign.view(-1, *self.shape[2:])
+            for index in group:
+                flat[self.slots[index], :, index - first] = 0.0
+            seen = self.means(foreign)
+            for index in group:
+                traces = seen[bounds[index] : bounds[index + 1], :, index - first]
+                if not bool((traces == 0.0).all()):
+                    return f"{places.request_ids[index]} sees KV that is not its own"
+        return None
 
 
 def _finding(check: str, why: str | None, **columns: object) -> Check:

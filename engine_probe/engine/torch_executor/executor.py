@@ -206,7 +206,7 @@ class TorchExecutor:
         every = self._options.check_every
         if not every or self._num_steps % every:
             return []
-        found = check_batch(batch, plan, self.attention, self._cache.num_blocks, self.config)
+        found = check_batch(batch, plan, self.attention, self.config)
         for check in found:
             if not check.passed:
                 log.error("packed batch failed a check", extra={"check": check.columns["check"], "why": check.why})
