@@ -65,6 +65,9 @@ def build() -> typer.Typer:
     if not app.registered_commands:
         for module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda m: m.name):
             importlib.import_module(f"collector.commands.{module.name}").register(app)
+        for group in app.registered_groups:
+            if group.typer_instance is not None:
+                group.typer_instance.info.cls = VerbList
     return app
 
 

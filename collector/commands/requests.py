@@ -11,7 +11,6 @@ import typer
 
 from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
-from collector.verb_list import VerbList
 from engine_probe.errors import UsageError
 from engine_probe.events import column
 
@@ -44,7 +43,7 @@ _LEFT_OUT: Final = ("cached", "TPOT", "vantage", "output", "prompt", "worker")
 
 def register(app: typer.Typer) -> None:
     """Add the verbs `requests list` and `requests show`."""
-    group = typer.Typer(cls=VerbList, no_args_is_help=True, help="The requests that were recorded: list, show.")
+    group = typer.Typer(no_args_is_help=True, help="The requests that were recorded: list, show.")
     group.command("list")(list_)
     group.command("show")(show)
     app.add_typer(group, name="requests")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
-from collector.verb_list import VerbList
 from engine_probe.errors import EXIT_FINDING, StoreDamaged, UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ _POWERS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 def register(app: typer.Typer) -> None:
     """Add the family `store`."""
-    family = typer.Typer(
-        cls=VerbList, help="Care for the database: migrate, export, prune, verify, backup.", no_args_is_help=True
-    )
+    family = typer.Typer(help="Care for the database: migrate, export, prune, verify, backup.", no_args_is_help=True)
     family.command()(migrate)
     family.command()(export)
     family.command()(prune)
