@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Items
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from engine_probe.chain_hash import ROOT
@@ -60,7 +60,7 @@ class Flight:
         config = self._config
         facts: dict[str, Any] = {
             "engine": ENGINE,
-            "engine_version": version("kvscope"),
+            "engine_version": _installed_version(),
             "role": "mixed",
             "block_size": config.block_size,
             "num_blocks": engine.kv.pool.num_blocks,
@@ -287,3 +287,11 @@ class Flight:
         if self._held_up_by is not None:
             self._waited_s[self._held_up_by] += max(0, at_ns - self._held_up_since_ns) / 1e9
         self._held_up_since_ns = max(self._held_up_since_ns, at_ns)
+
+
+def _installed_version() -> str | None:
+    """None where it runs from its folder without being installed."""
+    try:
+        return version("kvscope")
+    except PackageNotFoundError:
+        return None
