@@ -1,0 +1,124 @@
+"""Faults times seeds, over the machine's cores: each finished cell is a line of the manifest, and is not run again.
+
+FOLDER/manifest.jsonl     a line a finished cell, appended and synced; half a line (a machine that went down) is skipped
+FOLDER/runs/KEY/          rows and truth of each cell, where they are kept
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import IO, Any
+
+from diagnosis.lab.catalogue import PAIRS, all_faults, find_fault
+from diagnosis.lab.cell import run_cell
+from diagnosis.lab.run import Order
+from engine_probe.errors import UsageError
+
+MANIFEST = "manifest.jsonl"
+
+
+def orders(
+    faults: Sequence[str] | None,
+    seeds: Sequence[int],
+    *,
+    severity: str = "typical",
+    requests: int,
+    independent: bool = False,
+) -> list[Order]:
+    """Every cell, seed by seed, so that an unfinished matrix has some of every fault. faults None: all and PAIRS.
+
+    Raises UsageError for a fault that is not known, or a severity that not all of them know.
+    """
+    names = list(dict.fromkeys(faults)) if faults else [*all_faults(), *PAIRS]
+    for name in names:
+        find_fault(name).severity.at(severity)
+    if not seeds:
+        raise UsageError("a matrix needs one seed or more")
+    return [Order(name, severity, seed, requests, independent) for seed in dict.fromkeys(seeds) for name in names]
+
+
+def finished(folder: Path) -> dict[str, dict[str, Any]]:
+    """Results by key, from the manifest. Raises UsageError where the file is none of ours."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            result = json.loads(line) if line else None
+        except ValueError:
+            continue  # a line that was cut short: its cell is run again
+        if result is None:
+            continue
+        if not isinstance(result, dict) or not {"key", "fault", "outcome"} <= set(result):
+            raise UsageError(f"{path} is not a matrix's manifest; give another folder", path=str(path))
+        found[result["key"]] = result
+    return found
+
+
+def run_matrix(
+    wanted: Sequence[Order],
+    folder: Path,
+    *,
+    processes: int | None = None,
+    keep_rows: bool = False,
+    on_result: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> list[dict[str, Any]]:
+    """Results of all that is wanted, in its order; what the manifest holds is not run again (and not told).
+
+    processes   None: one a core. A cell that fails by a defect of ours stops the matrix; what is finished stays.
+    """
+    if processes is not None and processes < 1:
+        raise UsageError(f"processes is {processes}; expected 1 or more")
+    folder.mkdir(parents=True, exist_ok=True)
+    done = finished(folder)
+    todo = [order for order in wanted if order.key() not in done]
+    with (folder / MANIFEST).open("ab") as manifest:
+        _begin_line(manifest)
+        for result in _results(todo, folder if keep_rows else None, min(processes or _cores(), max(len(todo), 1))):
+            manifest.write(json.dumps(result).encode() + b"\n")
+            manifest.flush()
+            os.fsync(manifest.fileno())
+            done[result["key"]] = result
+            on_result(result)
+    return [done[order.key()] for order in wanted]
+
+
+def _results(todo: Sequence[Order], keep: Path | None, processes: int) -> Iterable[dict[str, Any]]:
+    """As they are finished."""
+    folders = [None if keep is None else _emptied(keep / "runs" / order.key()) for order in todo]
+    if processes == 1:
+        for order, folder in zip(todo, folders, strict=True):
+            yield run_cell(order, folder)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        try:
+            for future in as_completed([pool.submit(run_cell, *each) for each in zip(todo, folders, strict=True)]):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin_line(manifest: IO[bytes]) -> None:
+    """What was cut short is closed, so that the next line is whole."""
+    if manifest.tell():
+        manifest.write(b"\n")
+
+
+def _emptied(folder: Path) -> Path:
+    """Rows of a cell that was cut short are written anew."""
+    import shutil
+
+    if folder.exists():
+        shutil.rmtree(folder)
+    return folder
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
