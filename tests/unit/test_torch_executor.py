@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,6 +196,23 @@ def test_without_a_number_blocks_fit_into_free_memory(monkeypatch: pytest.Monkey
         tiny_executor(num_blocks=None)
     monkeypatch.setattr(module, lambda device: None)
     assert tiny_executor(num_blocks=None).num_blocks == 32 * 256 // 4
+
+
+def test_memory_of_a_container_is_what_is_left_of_its_limit(tmp_path: Path) -> None:
+    """Control groups of version 2: the limit less what is used; unbounded, or none at all, says nothing."""
+    assert devices._free_of_container(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert devices._free_of_container(tmp_path) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert devices._free_of_container(tmp_path) is None
+
+
+def test_blocks_count_as_taken_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps may use what is free less all KV blocks; a limit of one's own stands."""
+    monkeypatch.setattr("engine_probe.engine.torch_executor.executor.free_bytes", lambda device: 1_000_000)
+    assert tiny_executor(num_blocks=100).activation_limit_bytes == 1_000_000 - 100 * 1024
+    assert tiny_executor(num_blocks=100, activation_limit_bytes=5).activation_limit_bytes == 5
 
 
 def test_context_is_never_longer_than_the_models() -> None:

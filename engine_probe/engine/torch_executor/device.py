@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from engine_probe.engine.torch_executor.weights import DTYPES
@@ -46,8 +48,22 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can still be given out; None where nobody can say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    known = [found for found in (_free_of_machine(), _free_of_container()) if found is not None]
+    return min(known, default=None)
+
+
+def _free_of_machine() -> int | None:
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
+        return None
+
+
+def _free_of_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Left of the memory that a control group (version 2) may take; None where it is not bounded."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return None if limit == "max" else max(0, int(limit) - int(used))
+    except (OSError, ValueError):
         return None

@@ -108,7 +108,8 @@ class TorchExecutor:
         self._decoder = Decoder(config, weights, self.attention, self._max_context)
         num_blocks = options.num_blocks or self._blocks_that_fit()
         self._cache = KvCache(config, num_blocks, self.block_size, self.dtype, self.device, options.num_host_blocks)
-        self.activation_limit_bytes = options.activation_limit_bytes or free_bytes(self.device)
+        limit = options.activation_limit_bytes
+        self.activation_limit_bytes = self._free_for_steps() if limit is None else limit
         self._num_steps = 0
         self._measured_from = 0
         if options.warm_up_tokens > 0:
@@ -269,6 +270,14 @@ class TorchExecutor:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self._clock()
+
+    def _free_for_steps(self) -> int | None:
+        """What is free once every KV block is in use."""
+        free = free_bytes(self.device)
+        if free is None or self.device.type == "cuda":
+            return free
+        # On a CPU a block takes its memory when it is first written: it counts as taken.
+        return max(0, free - self._cache.num_blocks * self.kv_bytes_per_block)
 
     def _blocks_that_fit(self) -> int:
         free = free_bytes(self.device)
