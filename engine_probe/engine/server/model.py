@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from engine_probe.engine.kv_identity import KvIdentity
 from engine_probe.engine.torch_executor.chat_template import ChatTemplate, load_chat_template
 from engine_probe.engine.torch_executor.executor import TorchExecutor, TorchOptions
@@ -75,8 +73,3 @@ def load_model(
         identity=identity,
         vocab_size=config.vocab_size,
     )
-
-
-def use_threads(number: int) -> None:
-    """So many threads of torch on a CPU, in this process."""
-    torch.set_num_threads(number)
