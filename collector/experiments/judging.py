@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from collector.experiments.virtual import Ran
+from collector.experiments.runner import Ran
 from diagnosis.experiments.contrast import contrast
 from diagnosis.experiments.design import Arm, Trial, contrasts
 from diagnosis.experiments.document import experiment_document

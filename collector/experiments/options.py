@@ -10,6 +10,10 @@ import typer
 
 from engine_probe.errors import UsageError
 
+ScenarioArgument = Annotated[
+    str | None,
+    typer.Argument(help="founding or founding-capacity; without: what the options say.", show_default=False),
+]
 RequestsOption = Annotated[
     int | None, typer.Option("--requests", help="Calls that count, in each run.", show_default=False)
 ]
@@ -21,6 +25,12 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Of calls, order and rou
 RateOption = Annotated[str | None, typer.Option("--rate", help="Calls a second (open loop).", show_default=False)]
 ConcurrencyOption = Annotated[
     str | None, typer.Option("--concurrency", help="Calls in flight (closed loop).", show_default=False)
+]
+RatesOption = Annotated[
+    str | None, typer.Option("--rate", help="Calls a second: 2,4,8 (open loop).", show_default=False)
+]
+ConcurrenciesOption = Annotated[
+    str | None, typer.Option("--concurrency", help="Calls in flight: 1,2,4 (closed loop).", show_default=False)
 ]
 ArrivalsOption = Annotated[str | None, typer.Option("--arrivals", help="poisson, even or bursty.", show_default=False)]
 GroupsOption = Annotated[int | None, typer.Option("--groups", help="Shared prefixes.", show_default=False)]
@@ -173,3 +183,10 @@ def slo_of(ttft_s: float | None, tpot_s: float | None) -> Any:
     if ttft_s is None and tpot_s is None:
         return PRESET_SLOS["interactive"]
     return Slo(ttft_s=ttft_s, tpot_s=tpot_s)
+
+
+def release() -> str:
+    """This kvscope's version."""
+    from importlib.metadata import version
+
+    return version("kvscope")

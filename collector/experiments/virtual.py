@@ -1,4 +1,4 @@
-"""One run on the embedded engine in virtual time, and many of them over the cores. Deterministic: the same plan, the same rows.
+"""Runs on the embedded engine in virtual time, over the cores. Deterministic: the same plan, the same rows.
 
 Repeats of an arm follow each other on the UTC axis, so that an arm's folder can be imported as one run.
 """
@@ -9,15 +9,18 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from collector.experiments.arm_settings import VirtualArm, with_load
-from collector.experiments.workload import NS, Asked, Workload, asked
-from diagnosis.experiments.design import Trial
+from collector.experiments.arm_settings import VirtualArm, virtual_arm, with_load
+from collector.experiments.judging import common_facts
+from collector.experiments.runner import Folder, Ran
+from collector.experiments.workload import NS, Asked, Workload, asked, expected_s
+from diagnosis.experiments.design import Arm, Trial
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.fleet.build import build_fleet, recorders
 from engine_probe.engine.traffic.call import Call
@@ -28,6 +31,8 @@ from engine_probe.sink import FileSink, MemorySink, Sink
 
 WORTH_A_POOL = 6
 """Processes take a second to start: fewer runs are made one after the other."""
+REST_S = 60.0
+"""Between two repeats on the UTC axis: the answers of the last calls."""
 READ_BACK = ("request", "step", "worker")
 
 
@@ -44,22 +49,45 @@ class VirtualTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """Rows of a run that are judged, by kind; what it says of itself."""
+class VirtualRunner:
+    """jobs: processes, None: as many as cores where it is worth it; keep_blocks: the files tell the life of every block."""
 
-    run_id: str
-    tables: Mapping[str, pa.Table]
-    facts: Mapping[str, Any]
+    jobs: int | None = None
+    keep_blocks: bool = True
 
+    def check(self, arms: Sequence[Arm]) -> None:
+        """Every arm's settings are those of a fleet."""
+        for arm in arms:
+            virtual_arm(arm.settings, f"arm {arm.name}")
 
-def run_all(trials: Sequence[VirtualTrial], jobs: int | None, tell: Callable[[int], None]) -> list[Ran]:
-    """Every run, in the given order. jobs: processes (None: as many as cores where it is worth it). tell: runs done."""
-    jobs = jobs or (min(os.cpu_count() or 1, len(trials)) if len(trials) >= WORTH_A_POOL else 1)
-    ran = []
-    for done in _each(trials, jobs):
-        ran.append(done)
-        tell(len(ran))
-    return ran
+    def run(
+        self, trials: Sequence[Trial], workload: Workload, folder: Folder, tell: Callable[[int], None]
+    ) -> list[Ran]:
+        """Every run, in the given order."""
+        slot_s = expected_s(workload, max(trial.repeat for trial in trials)) + REST_S
+        fleets = {t.arm.name: virtual_arm(t.arm.settings, f"arm {t.arm.name}") for t in trials}
+        plans = [VirtualTrial(t, fleets[t.arm.name], workload, slot_s, folder(t), self.keep_blocks) for t in trials]
+        jobs = self.jobs or (min(os.cpu_count() or 1, len(plans)) if len(plans) >= WORTH_A_POOL else 1)
+        ran = []
+        for done in _each(plans, jobs):
+            ran.append(done)
+            tell(len(ran))
+        return ran
+
+    def facts(self, arms: Sequence[Arm], workload: Workload) -> dict[str, Any]:
+        """Of the fleets, and of what they are asked."""
+        told = {arm.name: _facts(virtual_arm(arm.settings, f"arm {arm.name}")) for arm in arms}
+        return {**common_facts(told), **workload.facts()}
+
+    def notes(self, workload: Workload, ran: Sequence[Ran]) -> list[str]:
+        notes = ["virtual time: the same plan and seed give the same numbers, to the nanosecond"]
+        if workload.num_warmup:
+            notes.append(
+                f"each run begins with {workload.num_warmup} warm-up calls"
+                + ("" if workload.in_flight else f", {workload.warmup_gap_s:g} s apart")
+                + "; a cold arm's caches are emptied when counting begins"
+            )
+        return notes
 
 
 def _each(trials: Sequence[VirtualTrial], jobs: int) -> Iterator[Ran]:
@@ -79,8 +107,6 @@ def run_one(plan: VirtualTrial) -> Ran:
     sink = _Both(memory, None if plan.folder is None else FileSink(plan.folder), plan.keep_blocks)
     settings, costs = arm.fleet, arm.costs
     if costs.probe_s:
-        from dataclasses import replace
-
         settings = replace(settings, hardware=charged_hardware(settings.hardware, costs))
     fleet = build_fleet(
         settings,
@@ -138,3 +164,25 @@ class _Both(Sink):
     def close(self) -> None:
         if self._files is not None:
             self._files.close()
+
+
+def _facts(arm: VirtualArm) -> dict[str, Any]:
+    fleet, engine = arm.fleet, arm.fleet.engine
+    shape = fleet.shape
+    return {
+        "engine": f"kvscope {version('kvscope')}, virtual time",
+        "model": shape.name,
+        "weights": f"{shape.dtype}, none computed: time follows from lengths",
+        "kv_dtype": shape.kv_dtype,
+        "tokenizer": None,
+        "template": None,
+        "hardware": fleet.hardware.name,
+        "tp": fleet.tp,
+        "workers": fleet.num_workers,
+        "blocks_per_worker": fleet.num_blocks or "what the memory holds",
+        "routing": asdict(fleet.router),
+        "engine_flags": engine.flags(),
+        "bookkeeping": asdict(arm.costs),
+        "sampling": "none: tokens are counted",
+        "stop": "each call's own length",
+    }

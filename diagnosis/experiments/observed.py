@@ -28,7 +28,7 @@ FULL_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """One worker in one run. queue_s: seconds its requests waited, together; waiting_*: requests in its queue, from its steps."""
+    """One worker in one run. queue_s: seconds its requests waited, together; waiting_*: requests in its queue, over time and at most."""
 
     worker: str
     num_requests: int
@@ -106,6 +106,7 @@ def observe(
     worker = np.array(table["worker"].to_pylist(), dtype=object)
     queue = floats(table["queue_s"])
     span = float(np.nanmax(np.append(end, arrival[-1])))
+    scheduled = (floats(table["first_scheduled_ns"]) - origin) / 1e9
     counted_steps = None if steps is None or not steps.num_rows else _within(steps, origin, origin + span * 1e9)
     return Observed(
         run_id=run_id,
@@ -122,7 +123,7 @@ def observe(
         outcome=_outcomes(table, labels, _block_size(workers)),
         prefix=np.array(table["prefix_hash"].to_pylist(), dtype=object),
         phases={p: floats(table[f"{p}_s"]) for p in PHASES if table[f"{p}_s"].null_count < table.num_rows},
-        workers=_loads(worker, queue, counted_steps),
+        workers=_loads(worker, queue, scheduled, span),
         num_warmup=int(warm.sum()),
         arrival_rate=_rate(arrival),
         concurrency_mean=float(np.nansum(np.maximum(end - arrival, 0.0)) / span) if span > 0 else float(table.num_rows),
@@ -170,20 +171,27 @@ def _block_size(workers: pa.Table | None) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _loads(worker: Obj, queue: F64, steps: pa.Table | None) -> list[WorkerLoad]:
+def _loads(worker: Obj, queue: F64, scheduled: F64, span: float) -> list[WorkerLoad]:
+    """From the requests themselves: steps tell a queue as they leave it, and what comes in mid-step is gone by then."""
     found = []
     for name in sorted({name for name in worker if name is not None}):
         mine = worker == name
-        waited = queue[mine]
-        waited_s = float(np.nansum(waited)) if np.isfinite(waited).any() else None
-        mean = most = None
-        if steps is not None:
-            of_worker = steps.filter(pc.equal(steps["worker"], name))
-            waiting, lasted = floats(of_worker["num_waiting_prefill"]), floats(of_worker["duration_s"])
-            known = np.isfinite(waiting) & np.isfinite(lasted) & (lasted > 0)
-            if known.any():
-                mean, most = float(np.average(waiting[known], weights=lasted[known])), int(waiting[known].max())
-        found.append(WorkerLoad(name, int(mine.sum()), waited_s, mean, most))
+        waited, until = queue[mine], scheduled[mine]
+        known = np.isfinite(waited) & np.isfinite(until)
+        if not known.any():
+            found.append(WorkerLoad(name, int(mine.sum()), None, None, None))
+            continue
+        waited, until = waited[known], until[known]
+        there = waited > 0
+        found.append(
+            WorkerLoad(
+                worker=name,
+                num_requests=int(mine.sum()),
+                queue_s=float(waited.sum()),
+                waiting_mean=float(waited.sum()) / span if span > 0 else None,
+                waiting_max=_most_at_once(until[there] - waited[there], until[there]),
+            )
+        )
     return found
 
 

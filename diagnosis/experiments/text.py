@@ -18,12 +18,12 @@ def render(document: Mapping[str, Any], width: int = WIDTH) -> str:
     first = document["contrasts"][0]
     parts = [
         _wrap(f"{document['name']}: {first['baseline']} against {first['suspect']}", width),
-        _readings(first, width),
+        _wrap(_headline(document, first), width) + "\n" + _readings(first, width),
         "TTFT by arm\n" + _plain(_ttft_rows(document)),
         *(_difference_text(found, width) for found in document["contrasts"]),
         "By what the cache gave\n" + _plain(_class_rows(document)) if len(_class_rows(document)) > 1 else "",
         "Where a request's time went, mean\n" + _plain(_phase_rows(document)) if len(_phase_rows(document)) > 1 else "",
-        "Workers\n" + _plain(_worker_rows(document)) if len(_worker_rows(document)) > 1 else "",
+        "Queues\n" + _plain(_queue_rows(document)) if len(_queue_rows(document)) > 1 else "",
         "Load that was really there\n" + _plain(_load_rows(document)),
         f"Meanwhile, {first['baseline']} to {first['suspect']} (* beyond noise and 10 %)\n"
         + _plain(_effect_rows(first)),
@@ -92,6 +92,17 @@ def render_sweep_markdown(document: Mapping[str, Any], version: str) -> str:
     )
 
 
+def _headline(document: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Mean and P99 TTFT of the pair that was asked for."""
+    arms = {arm["arm"]: arm["latency"]["ttft"] for arm in document["arms"]}
+    told = []
+    for name in ("mean", "p99"):
+        before, after = (arms[found[side]][name]["value"] for side in ("baseline", "suspect"))
+        change = signed(found["difference"]["ttft"][name]["value"])
+        told.append(f"{STATISTICS[name]} {seconds(before)} to {seconds(after)} ({change})")
+    return "TTFT: " + ", ".join(told) + "."
+
+
 def _readings(found: Mapping[str, Any], width: int) -> str:
     lines = []
     for reading in found["reading"]:
@@ -119,7 +130,10 @@ def _difference_rows(found: Mapping[str, Any]) -> list[list[str]]:
         row = found["difference"]["ttft"][name]
         if row["value"] is not None and (name != "p99_9" or row["interval_95"] is not None):
             rows.append([label, signed(row["value"]), _interval(row)])
-    for name, row in found["same_calls_by_class"].items():
+    classes = found["same_calls_by_class"]
+    for name, row in classes.items():
+        if name == "not_hit" and len(classes) - ("hit" in classes) <= 2:
+            continue  # it is the one other class
         label = "not a hit" if name == "not_hit" else name
         rows.append([f"same calls, {label}", signed(row["value"]), _interval(row)])
     return rows
@@ -156,6 +170,32 @@ def _phase_rows(document: Mapping[str, Any]) -> list[list[str]]:
         ["", *names],
         *([arm["arm"], *(seconds(arm["phases_mean_s"].get(n)) for n in names)] for arm in document["arms"]),
     ]
+
+
+def _queue_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """One row an arm: the worker that queues most, and the others together."""
+    rows = [["", "queues most", "requests", "wait, mean", "others' wait", "its queue, mean", "most"]]
+    for arm in document["arms"]:
+        told = [row for row in arm["workers"] if row["queue_mean_s"] is not None]
+        if not told:
+            continue
+        first = max(told, key=lambda row: row["queue_mean_s"] * row["num_requests"])
+        others = [row for row in told if row is not first]
+        count = sum(row["num_requests"] for row in others)
+        waited = sum(row["queue_mean_s"] * row["num_requests"] for row in others)
+        elsewhere = seconds(waited / count) if count else "-"
+        queue = [_number(first["waiting_mean"]), _count(first["waiting_max"])]
+        rows.append(
+            [
+                arm["arm"],
+                first["worker"],
+                f"{first['num_requests']:,}",
+                seconds(first["queue_mean_s"]),
+                elsewhere,
+                *queue,
+            ]
+        )
+    return rows
 
 
 def _worker_rows(document: Mapping[str, Any]) -> list[list[str]]:
