@@ -302,9 +302,9 @@ def _measured(server: VllmServer, name: str, count: int, replay_port: int) -> Li
 
 
 def _killed_in_mid_load(server: VllmServer) -> tuple[int, list[Seen]]:
-    """Load, and kill -9 while requests run."""
+    """Load that would go on for minutes, and kill -9 while requests run; what was not sent by then is refused."""
     killed: list[Seen] = []
-    thread = threading.Thread(target=lambda: killed.extend(load(server, "killed", 24)))
+    thread = threading.Thread(target=lambda: killed.extend(load(server, "killed", 2_000)))
     thread.start()
     wait_until("some of the load to be done", lambda: server.counter("vllm:num_requests_running") > 0)
     time.sleep(2.0)
