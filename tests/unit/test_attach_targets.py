@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,7 +133,7 @@ def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path, monkeypatch:
         path.write_text("- targets: ['a:1']\n- targets: ['b:1']\n")
         os.utime(path, (1, 1))
 
-    monkeypatch.setattr(targets.time, "sleep", the_rest_is_written)
+    monkeypatch.setattr(targets, "time", SimpleNamespace(time=time.time, sleep=the_rest_is_written))
     assert [t.url for t in FileTargets(str(path)).read()] == ["http://a:1", "http://b:1"]
 
 
