@@ -56,7 +56,13 @@ class Flight:
     # The engine
 
     def started(self, engine: Engine) -> None:
-        """The engine is there: its slow facts."""
+        """The engine is there."""
+        self.announce(engine)
+        worker = self._config.worker
+        self.recorder.row("mark", mark="worker_up", subject=worker, text=f"{worker} started")
+
+    def announce(self, engine: Engine) -> None:
+        """Its slow facts, and its numbers now: where rows of a run begin."""
         config = self._config
         facts: dict[str, Any] = {
             "engine": ENGINE,
@@ -70,7 +76,6 @@ class Flight:
             **engine.executor.worker_facts,
         }
         self.recorder.row("worker", **facts)
-        self.recorder.row("mark", mark="worker_up", subject=config.worker, text=f"{config.worker} started")
         self._sample(engine, engine.clock.monotonic_ns())
 
     # Requests

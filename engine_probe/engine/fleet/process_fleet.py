@@ -10,13 +10,15 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.policies import Policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
-from engine_probe.engine.fleet.process_worker import Ready, Report, WorkerPlan, serve
+from engine_probe.engine.fleet.process_worker import Report, WorkerPlan, serve
 from engine_probe.engine.fleet.router import USES_INDEX, Router
+from engine_probe.engine.fleet.run_sink import RunSink, begin_run
 from engine_probe.engine.fleet.virtual_fleet import Tally
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.sequence import Sequence as EngineSequence
@@ -49,14 +51,13 @@ class _Worker:
 class ProcessFleet:
     """Worker processes behind one router. A context manager: leaving it stops them.
 
-    recorder   of the router's rows; closed with the fleet
+    Rows go nowhere until `begin_run` says where.
     """
 
     def __init__(
         self,
         plans: Sequence[WorkerPlan],
         policy: Policy,
-        recorder: Recorder,
         *,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -64,6 +65,7 @@ class ProcessFleet:
             raise UsageError("a fleet has at least one worker")
         context = multiprocessing.get_context("spawn")
         self.tally = Tally()
+        self._sink = RunSink()
         self._on_progress = on_progress
         self._workers = [_Worker(plan, context) for plan in plans]
         self._by_pipe: dict[Connection, int] = {worker.pipe: i for i, worker in enumerate(self._workers)}
@@ -75,7 +77,7 @@ class ProcessFleet:
             [worker.name for worker in self._workers],
             LoadBoard(self._workers),
             self._feed,
-            recorder,
+            Recorder(self._sink, flush_s=0.5),
             block_size=plans[0].config.block_size,
         )
         self.num_blocks = self._wait_until_ready()
@@ -91,8 +93,22 @@ class ProcessFleet:
         for worker in self._workers:
             worker.send("clear")
 
+    def begin_run(self, run_id: str | None, folder: Path | None) -> None:
+        """Rows of what comes now bear this run's name and go into `folder` as Parquet (None: nowhere).
+
+        Those of the run before are written when this returns.
+        """
+        for worker in self._workers:
+            worker.send("run", run_id, None if folder is None else folder / worker.name)
+        begin_run(self.router.recorder, self._sink, run_id, None if folder is None else folder / "router")
+        self._wait_until_ready()
+
     def run(self, calls: Iterable[Call], drain_s: float = 600.0) -> Tally:
-        """Send the calls when they are due (at_ns from now on), wait for the last answer. Raises EngineError: a worker died."""
+        """Send the calls when they are due (at_ns from now on), wait for the last answer; what it came to.
+
+        Raises EngineError where a worker died.
+        """
+        self.tally = Tally()
         started_ns = time.monotonic_ns()
         for call in calls:
             due_ns = started_ns + call.at_ns
@@ -107,7 +123,7 @@ class ProcessFleet:
             self._workers[worker].send("abort", request_id, "stuck")
             self.tally.stuck += 1
         self._worker_of.clear()
-        self.tally.virtual_s += (time.monotonic_ns() - started_ns) / 1e9
+        self.tally.virtual_s = (time.monotonic_ns() - started_ns) / 1e9
         return self.tally
 
     def close(self) -> None:
@@ -194,7 +210,8 @@ class ProcessFleet:
                 self._kill()
                 raise EngineError(f"worker {worker.name} did not start within {START_S:.0f} s", worker=worker.name)
             try:
-                ready: Ready = worker.pipe.recv()
+                while isinstance(ready := worker.pipe.recv(), Report):
+                    self._take_in(self._workers.index(worker), ready)
             except EOFError as error:
                 self._kill()
                 raise EngineError(f"worker {worker.name} died while it started", worker=worker.name) from error

@@ -1,7 +1,8 @@
 """One worker of a torch fleet: a process with an engine, that reads what to do from a pipe and tells what it did.
 
-To it: ("submit", Sequence), ("abort", request id), ("clear",), ("stop",). From it: Ready, then a Report after each step
-that brought something. A worker that cannot start says why, and ends.
+To it: ("submit", Sequence), ("abort", request id, reason), ("clear",), ("run", run id, folder), ("stop",). From it: Ready,
+then a Report after each step that brought something, and Ready again when a run's rows are written and the next may begin.
+A worker that cannot start says why, and ends.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.executor import Executor
+from engine_probe.engine.fleet.run_sink import RunSink, begin_run
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.errors import KvscopeError, PromptRefused
 from engine_probe.recorder import Recorder
-from engine_probe.sink import Sink
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.2
 
 MakeExecutor = Callable[[], Executor]
-MakeSink = Callable[[], Sink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,6 @@ class WorkerPlan:
 
     config: EngineConfig
     make_executor: MakeExecutor
-    make_sink: MakeSink
-    run_id: str | None = None
     num_threads: int = 1
 
 
@@ -71,8 +69,9 @@ class Report:
 def serve(plan: WorkerPlan, pipe: Connection) -> None:
     """The process's main: serve until told to stop, or until the other end is gone."""
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads)
+    sink, report = RunSink(), Report()
     try:
-        engine, report = _start(plan)
+        engine = _start(plan, sink, report)
     except KvscopeError as error:
         pipe.send(Ready(error=error.message))
         return
@@ -80,7 +79,7 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
     recorder = engine.flight.recorder
     try:
         outputs: Sequence[Output] | None = None
-        while _obey(engine, pipe, report, IDLE_S if outputs is None else 0.0):
+        while _obey(engine, pipe, sink, report, IDLE_S if outputs is None else 0.0):
             outputs = engine.step() if engine.has_work else None
             for output in outputs or ():
                 report.tokens.append((output.sequence.request_id, len(output.tokens), output.finish_reason))
@@ -96,19 +95,18 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
         recorder.close()
 
 
-def _start(plan: WorkerPlan) -> tuple[Engine, Report]:
+def _start(plan: WorkerPlan, sink: RunSink, report: Report) -> Engine:
     from engine_probe.engine.torch_executor.device import use_threads
 
     use_threads(plan.num_threads)
-    report = Report()
     executor = plan.make_executor()
-    recorder = Recorder(plan.make_sink(), worker=plan.config.worker, run_id=plan.run_id, flush_s=0.5)
+    recorder = Recorder(sink, worker=plan.config.worker, flush_s=0.5)
     recorder.constants["request"].update(engine="kvscope", model=executor.worker_facts.get("model"))
     recorder.constants["step"].update(policy=plan.config.scheduler.policy)
-    return Engine(plan.config, executor, recorder, listeners=[_Teller(report)]), report
+    return Engine(plan.config, executor, recorder, listeners=[_Teller(report)])
 
 
-def _obey(engine: Engine, pipe: Connection, report: Report, wait_s: float) -> bool:
+def _obey(engine: Engine, pipe: Connection, sink: RunSink, report: Report, wait_s: float) -> bool:
     """Do what the pipe says, waiting so long for it. False: stop."""
     if not pipe.poll(wait_s):
         return True
@@ -126,6 +124,9 @@ def _obey(engine: Engine, pipe: Connection, report: Report, wait_s: float) -> bo
             engine.abort(order[1], order[2])
         elif order[0] == "clear":
             engine.reset_prefix_cache()
+        elif order[0] == "run":
+            begin_run(engine.flight.recorder, sink, order[1], order[2], lambda: engine.flight.announce(engine))
+            pipe.send(Ready(engine.kv.pool.num_blocks))
     return True
 
 

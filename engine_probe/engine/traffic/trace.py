@@ -27,19 +27,19 @@ def trace_calls(path: Path, block_size: int, *, speed: float = 1.0, limit: int |
     for number, line in json_lines(path, REQUIRED):
         if limit is not None and number > limit:
             return
-        prompt, output = int(line["input_length"]), int(line["output_length"])
+        try:
+            prompt, output = int(line["input_length"]), int(line["output_length"])
+            at_ns = round(float(line["timestamp"]) * 1e6 / speed)
+            ids = [int(name) for name in line.get("hash_ids") or ()]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UnknownFormat(f"{path.name}, line {number}: {error}", line=number) from error
         if prompt < 1 or output < 0:
-            raise UnknownFormat(f"{path.name}, line {number}: a request of {prompt} prompt and {output} output tokens")
+            raise UnknownFormat(
+                f"{path.name}, line {number}: a request of {prompt} prompt and {output} output tokens", line=number
+            )
         blocks: list[int] = []
-        ids = line.get("hash_ids") or []
         for name in ids[ids_per_block - 1 :: ids_per_block]:
             if name not in known:
-                known[name] = made_up_blocks(int(name), per_id)
+                known[name] = made_up_blocks(name, per_id)
             blocks += known[name]
-        yield Call(
-            f"t{number:06d}",
-            round(float(line["timestamp"]) * 1e6 / speed),
-            prompt,
-            max(1, output),
-            blocks[: prompt // block_size],
-        )
+        yield Call(f"t{number:06d}", at_ns, prompt, max(1, output), blocks[: prompt // block_size])
