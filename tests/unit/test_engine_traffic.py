@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_bursts_come_closer_than_chance() -> None:
     spread = {}
     for arrivals in ("even", "poisson", "bursty"):
         at = [call.at_ns for call in Traffic(num_requests=3000, rate=20.0, arrivals=arrivals).calls()]
-        gaps = [later - earlier for earlier, later in zip(at, at[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
         mean = sum(gaps) / len(gaps)
         spread[arrivals] = sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
     assert spread["even"] < 0.01
