@@ -6,10 +6,15 @@ Every server that a test has used is checked at its end: no sequence is left, ev
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -126,3 +131,29 @@ def engine_server(
         assembled.close()
     assert not thread.is_alive()
     assembled.engine.check_integrity()
+
+
+def launch(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """`kvscope engine serve` as a process, and what it says of itself."""
+    command = [sys.executable, "-m", "collector.cli", "engine", "serve", "--port", "0", "--threads", "1", "--json"]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[1],
+    )
+    assert process.stdout is not None
+    document = ""
+    for line in process.stdout:
+        document += line
+        if line.startswith("}"):
+            return process, json.loads(document)
+    raise AssertionError(process.communicate()[1])
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said

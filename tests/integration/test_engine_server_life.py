@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +17,7 @@ import pytest
 
 from engine_probe.engine.server.assembly import ServerOptions
 from engine_probe.errors import EngineError
-from tests.engine_server import Running, engine_server, served_model
+from tests.engine_server import Running, ended, engine_server, launch, served_model
 
 LONG: dict[str, Any] = {"prompt": [7] * 41, "max_tokens": 210, "ignore_eos": True, "temperature": 0}
 """With steps of 20 ms it takes four seconds: enough to be interrupted."""
@@ -67,7 +64,8 @@ def test_a_client_that_goes_away_before_an_answer_in_one_piece_is_aborted(choice
             sock.sendall(head.encode() + body)
             running.wait_until(lambda: running.ask(lambda engine: engine.num_running))
         running.wait_until_empty()
-        assert running.assembled.front.num_open == 0
+        front, thread = running.assembled.front, running.assembled.thread
+        assert (front.num_open, front._open_ids, thread._tickets) == (0, set(), {}), "something is remembered for ever"
     assert {row["state"] for row in running.sink.table("request").to_pylist()} == {"aborted"}
 
 
@@ -284,32 +282,6 @@ def test_preempted_streams_say_what_they_say_alone() -> None:
         assert running.metric("vllm:num_preemptions_total") > 0
 
 
-def launch(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """`kvscope engine serve` as a process, and what it says of itself."""
-    command = [sys.executable, "-m", "collector.cli", "engine", "serve", "--port", "0", "--threads", "1", "--json"]
-    process = subprocess.Popen(
-        [*command, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout is not None
-    document = ""
-    for line in process.stdout:
-        document += line
-        if line.startswith("}"):
-            return process, json.loads(document)
-    raise AssertionError(process.communicate()[1])
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and what it said."""
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said
-
-
 def test_the_command_serves_records_and_stops_after_what_runs(tmp_path: Path) -> None:
     """SIGTERM in mid-stream: the stream ends as it should, the process with 0, and its rows can be read."""
     process, told = launch(
@@ -374,4 +346,5 @@ def test_blocks_come_back_however_a_hundred_requests_end() -> None:
 
         asyncio.run(all_of_them())
         running.wait_until_empty()
-        assert running.assembled.front.num_open == 0
+        front, thread = running.assembled.front, running.assembled.thread
+        assert (front.num_open, front._open_ids, thread._tickets) == (0, set(), {}), "something is remembered for ever"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp
@@ -83,7 +84,7 @@ def assemble(
     constants = {
         "request": {"engine": ENGINE, "model": name, "vantage": "engine"},
         "step": {"policy": config.scheduler.policy, "attention_backend": model.executor.attention.name},
-        "worker": {"chat_template_version": model.template.version},
+        "worker": {"chat_template_version": model.template.version, "host": platform.node() or None},
     }
     recorder = Recorder(sink, worker=config.worker, constants=constants, clock=clock)
     facts = {"worker": config.worker, "model": name, "device": str(model.executor.device), **config.flags()}

@@ -79,12 +79,16 @@ class EngineThread:
         answer: Future[T] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(ask(self._engine))
-            except BaseException as error:
+            except Exception as error:
                 answer.set_exception(error)
 
         self._inbox.put(run)
+        if not self._thread.is_alive() and not answer.done():
+            answer.set_exception(EngineNotReady(f"the engine ended: {self.dead}"))
         return answer
 
     def close(self, timeout_s: float = 30.0) -> None:

@@ -49,6 +49,8 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._checks_host and not is_loopback(_name(host)):
             raise WrongHost(f"this engine does not answer to the name {_name(host)[:100]!r}; use its address")
+        if scope["method"] in ("GET", "HEAD"):
+            return  # no other site's page can read the answer
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         is_same = not origin or origin.partition("://")[2] == host
         if not is_same or headers.get(b"sec-fetch-site", b"") in (b"cross-site", b"same-site"):
