@@ -14,6 +14,10 @@ from typing import Any, NoReturn
 from engine_probe.errors import ModelUnreadable
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+LARGEST = 1 << 31
+"""No size of a model is larger; what claims to be is damaged, and would only end in a lack of memory."""
+LARGEST_NUMBER = 1e30
+MOST_LAYERS = 4096
 DTYPES = ("float32", "bfloat16", "float16")
 UNDERSTOOD = frozenset(
     [
@@ -196,6 +200,8 @@ def read_config(fields: Mapping[str, Any]) -> ModelConfig:
     # The families' own defaults differ (8, 32): only Llama's is the number of heads, the others must say it.
     num_kv_heads = _count(said, "num_key_value_heads", num_heads if family == "llama" else None)
     hidden = _count(said, "hidden_size")
+    if (num_layers := _count(said, "num_hidden_layers")) > MOST_LAYERS:
+        _refuse("num_hidden_layers", num_layers, f"at most {MOST_LAYERS} are held here")
     if num_heads % num_kv_heads:
         _refuse("num_key_value_heads", num_kv_heads, f"expected a divisor of num_attention_heads {num_heads}")
     if "head_dim" not in said and (hidden % num_heads or family == "qwen3"):
@@ -208,7 +214,7 @@ def read_config(fields: Mapping[str, Any]) -> ModelConfig:
     bias = _flag(said, "attention_bias", False)
     return ModelConfig(
         model_type=str(family),
-        num_layers=_count(said, "num_hidden_layers"),
+        num_layers=num_layers,
         hidden_size=hidden,
         intermediate_size=_count(said, "intermediate_size"),
         num_heads=num_heads,
@@ -244,13 +250,16 @@ def _refuse_other_math(said: Mapping[str, Any]) -> None:
         _refuse("partial_rotary_factor", factor, "only whole heads are turned here")
     if "quantization_config" in said:
         _refuse("quantization_config", "set", "only unquantised weights are read here")
-    others = sorted({str(kind) for kind in said.get("layer_types", ())} - {"full_attention"})
-    if others:
+    kinds = said.get("layer_types", [])
+    if not isinstance(kinds, list):
+        _refuse("layer_types", kinds, "expected a list")
+    if others := sorted({str(kind) for kind in kinds} - {"full_attention"}):
         _refuse("layer_types", ", ".join(others), "every layer here attends to all tokens")
-    window = said.get("sliding_window")
-    is_used = said.get("use_sliding_window", said["model_type"] in ("mistral", "llama"))
-    if window is not None and is_used and window < said.get("max_position_embeddings", 0):
-        _refuse("sliding_window", window, "every layer here attends to all tokens")
+    is_used = _flag(said, "use_sliding_window", said["model_type"] in ("mistral", "llama"))
+    if is_used and "sliding_window" in said:
+        window = _count(said, "sliding_window")
+        if window < _count(said, "max_position_embeddings"):
+            _refuse("sliding_window", window, "every layer here attends to all tokens")
 
 
 def _rope(said: Mapping[str, Any]) -> Rope:
@@ -265,7 +274,7 @@ def _rope(said: Mapping[str, Any]) -> Rope:
     scaling.pop("type", None)
     known = {"default": (), "linear": ("factor",)}
     known["llama3"] = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         _refuse("rope_scaling", kind, f"known here: {', '.join(known)}")
     for name in known[kind]:
         if name not in scaling:
@@ -301,14 +310,14 @@ def _count(said: Mapping[str, Any], field: str, default: int | None = None) -> i
     value = said.get(field, default)
     if value is None:
         raise ModelUnreadable(f"the config has no {field}", field=field)
-    if type(value) is not int or value < 1:
-        _refuse(field, value, "expected a whole number above 0")
+    if type(value) is not int or not 0 < value <= LARGEST:
+        _refuse(field, value, f"expected a whole number above 0, at most {LARGEST}")
     return int(value)
 
 
 def _number(said: Mapping[str, Any], field: str, default: float) -> float:
     value = said.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
         _refuse(field, value, "expected a number above 0")
     return float(value)
 
