@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,8 @@ def whole() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("model")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
 
 
 @settings(max_examples=150)
@@ -86,8 +85,8 @@ def test_any_damage_to_a_file_is_refused_or_harmless(whole: bytes, folder: Path,
             found = source.get(name, shape)
             assert tuple(found.shape) == shape
             assert found.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    except ModelUnreadable as refusal:
-        assert refusal.message
+    except ModelUnreadable:
+        return
 
 
 @given(values)
