@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -81,7 +82,7 @@ def assemble(
             replay=options.kv_replay,
             topic=options.kv_topic,
         )
-    constants = {
+    constants: dict[str, dict[str, Any]] = {
         "request": {"engine": ENGINE, "model": name, "vantage": "engine"},
         "step": {"policy": config.scheduler.policy, "attention_backend": model.executor.attention.name},
         "worker": {"chat_template_version": model.template.version, "host": platform.node() or None},
