@@ -26,8 +26,6 @@ TLS_IDLE_S: Final = 25.0
 MAX_IDLE: Final = 512
 SETTLE_S: Final = 0.05
 """Between the end of a stream and the next request on its connection: a close that was on its way has come by then."""
-MAX_SETTLING: Final = 32
-"""So many that still settle are looked past for one that does not."""
 FIRST_DOWN_S: Final = 1.0
 MAX_DOWN_S: Final = 30.0
 
@@ -58,19 +56,18 @@ class Upstream:
         return IDLE_S if self.tls is None else TLS_IDLE_S
 
     def take_idle(self, now_s: float) -> UpstreamConnection | None:
-        """A connection that is still good, the one used last; None where there is none."""
-        settling: list[UpstreamConnection] = []
-        found = None
-        while self.idle and found is None and len(settling) < MAX_SETTLING:
-            connection = self.idle.pop()
-            if not self._is_good(connection, now_s):
+        """A connection that is still good: the one used last or, where that settles, the one used first; None for none."""
+        for place in (-1, 0):
+            while self.idle:
+                connection = self.idle[place]
+                is_good = self._is_good(connection, now_s)
+                if is_good and now_s < connection.usable_from_s:
+                    break
+                del self.idle[place]
+                if is_good:
+                    return connection
                 connection.close()
-            elif now_s < connection.usable_from_s:
-                settling.append(connection)
-            else:
-                found = connection
-        self.idle += reversed(settling)
-        return found
+        return None
 
     def give_back(self, connection: UpstreamConnection, now_s: float, *, is_stream: bool = False) -> None:
         """Keep a connection whose answer is complete. is_stream: it had no length, but an end."""

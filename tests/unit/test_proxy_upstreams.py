@@ -139,6 +139,19 @@ def test_after_a_stream_a_connection_settles_first() -> None:
     assert upstream.take_idle(100.06) is stream
 
 
+def test_a_burst_of_streams_opens_no_more_connections_than_settle() -> None:
+    """One stream a millisecond for ten seconds: those that have settled are used again, however many others have not."""
+    upstream = parse_upstream("http://a:1")
+    opened = 0
+    for millisecond in range(10_000):
+        now = 100.0 + millisecond / 1000
+        connection = upstream.take_idle(now)
+        if connection is None:
+            connection, opened = cast(Any, Connection()), opened + 1
+        upstream.give_back(connection, now, is_stream=True)
+    assert opened <= 52
+
+
 def test_an_upstream_that_closes_after_streams_is_believed() -> None:
     """Once it was seen, no connection is kept after a stream; one that closed later, or idle as agreed, says nothing."""
     upstream = parse_upstream("http://a:1")
