@@ -344,21 +344,29 @@ def test_messages_that_make_no_sense_are_refused(server: Running, messages: Any,
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    """Longer than the pool (8 blocks of 4), as long, and with an answer that would not fit; each is recorded as rejected."""
+    """Longer than the pool (8 blocks of 4), or as long as it; each is recorded as rejected."""
     with engine_server(served_model(num_blocks=8)) as running:
-        cases = [([1] * 500, 1), ([1] * 32, 1), ([1] * 20, 13)]
-        for prompt, limit in cases:
-            answer = running.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": limit})
+        for prompt in ([1] * 500, [1] * 32):
+            answer = running.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
-            assert f"{len(prompt)}" in error["message"]
+            assert f"has {len(prompt)} of them" in error["message"]
             assert "32 tokens" in error["message"]
-        assert running.complete([1] * 20, max_tokens=12)["usage"]["completion_tokens"] <= 12
-        assert running.complete([1] * 31, max_tokens=1)["usage"]["total_tokens"] == 32
-        assert running.complete([1] * 30)["usage"]["completion_tokens"] <= 2
-        assert running.metric("kvscope_engine_requests_refused_total") == 3
-    rejected = [row for row in running.sink.table("request").to_pylist() if row["state"] == "rejected"]
-    assert [(row["prompt_tokens"], row["http_status"]) for row in rejected] == [(500, 400), (32, 400), (20, 400)]
+        assert running.metric("kvscope_engine_requests_refused_total") == 2
+    rejected = running.sink.table("request").to_pylist()
+    assert [(row["state"], row["prompt_tokens"], row["http_status"]) for row in rejected] == [
+        ("rejected", 500, 400),
+        ("rejected", 32, 400),
+    ]
+
+
+@pytest.mark.parametrize(("length", "limit", "made"), [(31, 1, 1), (20, 12, 12), (20, 500, 12), (30, None, 2)])
+def test_an_answer_ends_where_the_context_does(length: int, limit: int | None, made: int) -> None:
+    """32 tokens in all, whatever was asked for (as in vLLM): the reason is `length`, and usage says how many there were."""
+    with engine_server(served_model(num_blocks=8)) as running:
+        answer = running.complete([1] * length, max_tokens=limit, ignore_eos=True)
+        assert answer["usage"]["completion_tokens"] == made
+        assert answer["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -202,18 +202,13 @@ class FrontEnd:
                 f"this engine's maximum context length is {self.max_context} tokens, and the prompt has "
                 f"{sequence.num_prompt} of them; shorten it to {self.max_context - 1}, so that there is room for one more"
             )
-        elif limit is not None and limit > room:
-            reason = (
-                f"this engine's maximum context length is {self.max_context} tokens; the prompt has "
-                f"{sequence.num_prompt} and {limit} more were asked for, {limit - room} too many"
-            )
         if reason is not None:
             sequence.columns["http_status"] = 400
             self.thread.refuse(sequence, reason)
             code = None if sequence.num_prompt < 1 else "context_length_exceeded"
             raise PromptRefused(reason, field=source, code=code)
         return SamplingParams(
-            max_tokens=min(default_limit, room) if limit is None else limit,
+            max_tokens=min(default_limit if limit is None else limit, room),
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=request.seed,
