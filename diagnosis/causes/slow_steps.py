@@ -15,7 +15,8 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     """The same work took longer per step: the machine or the code below the scheduler got slower.
 
     Why: clocks throttled, CPU or memory taken by others, another kernel, attention backend or driver, logging in the loop.
-    Compared at equal batch size, in steps that compute no prompt, so neither load nor capacity can cause it.
+    Compared at equal batch size, in steps that compute no prompt, so neither load nor capacity can cause it. Where only a part of
+    the worse window was slower and its rest as usual, that part is named with its time.
 
     Refuted by: equal step times at equal batch size; a ratio within the drift inside each window.
 
