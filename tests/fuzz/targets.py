@@ -194,7 +194,29 @@ def _proxied_wire(data: bytes) -> None:
                         pass
 
 
+def _engine_request(data: bytes) -> None:
+    from engine_probe.engine.server.requests import (
+        ChatRequest,
+        CompletionRequest,
+        DetokenizeRequest,
+        TokenizeRequest,
+        parse,
+    )
+    from engine_probe.engine.torch_executor.chat_template import ChatTemplate
+
+    with contextlib.suppress(KvscopeError):
+        asked = parse(data, CompletionRequest)
+        assert asked.prompts()
+        assert all(asked.stops)
+    with contextlib.suppress(KvscopeError):
+        ChatTemplate().render(parse(data, ChatRequest).messages)
+    for other in (TokenizeRequest, DetokenizeRequest):
+        with contextlib.suppress(KvscopeError):
+            parse(data, other)
+
+
 TARGETS: Final[dict[str, Target]] = {
+    "engine_request": _engine_request,
     "arrow": _arrow,
     "json": _json,
     "ndjson": _ndjson,
@@ -296,7 +318,15 @@ def _wire_seeds() -> Iterator[bytes]:
     yield gzip.compress(b"data: x\n\n" * 9)
 
 
+def _request_seeds() -> Iterator[bytes]:
+    yield b'{"model": "m", "prompt": "x", "n": 2, "stop": ["a"], "stream_options": {"include_usage": true}, "top_k": -1}'
+    yield b'{"prompt": [[1, 2], [3]], "seed": -1, "priority": 2, "logit_bias": {}, "temperature": 0.5}'
+    yield b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_completion_tokens": 3}'
+    yield b'{"tokens": [1, 2]}'
+
+
 _SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "engine_request": _request_seeds,
     "arrow": _arrow_seeds,
     "json": _json_seeds,
     "ndjson": _ndjson_seeds,
