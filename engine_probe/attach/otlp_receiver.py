@@ -16,11 +16,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from engine_probe.adapters.otlp import decode_traces
+from engine_probe.digits import whole_number
 from engine_probe.errors import UnknownFormat, UsageError
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 16 << 20
+MAX_LENGTH: Final = 1 << 62
 MAX_REMEMBERED_SPANS: Final = 200_000
 SOCKET_TIMEOUT_S: Final = 10.0
 PATH: Final = "/v1/traces"
@@ -131,13 +133,13 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
     def _body(self) -> bytes:
-        length = self.headers.get("content-length")
-        if length is None or not length.isdigit():
-            raise UnknownFormat("The body's length is missing; send Content-Length.")
-        if int(length) > MAX_BODY_BYTES:
+        length = whole_number(self.headers.get("content-length") or "", MAX_LENGTH)
+        if length is None:
+            raise UnknownFormat("The body's length is missing, or no number; send Content-Length.")
+        if length > MAX_BODY_BYTES:
             raise _TooLarge
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
+        body = self.rfile.read(length)
+        if len(body) < length:
             raise UnknownFormat("The body ended early.")
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding in ("", "identity"):

@@ -120,6 +120,17 @@ def test_a_sender_that_stops_midway_leaves_no_row(caught: Caught) -> None:
     assert len(caught.rows) == 1
 
 
+@pytest.mark.parametrize(
+    ("length", "status"), [(b"9" * 5000, b"400"), (b"\xb2", b"400"), (b"-1", b"400"), (b"9" * 18, b"413")]
+)
+def test_a_length_that_is_none_is_refused(caught: Caught, length: bytes, status: bytes) -> None:
+    """Digits that Python knows and `int` refuses among them; one that is too much is refused before it is read."""
+    port = int(caught.receiver.url.split(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: a\r\nContent-Length: " + length + b"\r\n\r\n")
+        assert status in connection.recv(1000)
+
+
 def test_a_taken_port_is_a_usage_error(caught: Caught) -> None:
     """Two attaches on one port: the second is told which option to change."""
     port = int(caught.receiver.url.split(":")[2].partition("/")[0])
