@@ -14,6 +14,7 @@ from types import TracebackType
 import pyarrow as pa
 from starlette.types import Receive
 
+from engine_probe.digits import whole_number
 from engine_probe.errors import BadRequest, BodyTimeout, TooLarge, TooManyBatches, UnknownFormat
 
 CHUNK_BYTES = 1 << 20
@@ -152,9 +153,10 @@ def _declared_length(headers: Mapping[str, str]) -> int | None:
     text = headers.get("content-length")
     if text is None or "transfer-encoding" in headers:  # chunks say how long they are, whatever else is claimed
         return None
-    if not text.isascii() or not text.isdigit():
-        raise BadRequest(f"Content-Length {text[:40]!r} is no number")
-    return int(text)
+    length = whole_number(text, 1 << 62)
+    if length is None:
+        raise BadRequest(f"Content-Length {text[:40]!r} is no number of bytes")
+    return length
 
 
 def _too_large(limit_bytes: int, size_bytes: int | None) -> TooLarge:

@@ -48,6 +48,7 @@ def test_body_in_pieces_is_put_together() -> None:
     ("messages", "headers", "error"),
     [
         ([], {"content-length": "101"}, TooLarge),
+        ([], {"content-length": "9" * 5000}, BadRequest),
         ([part(b"x" * 60), part(b"x" * 60)], {}, TooLarge),
         ([part(b"x" * 60), part(b"x" * 60)], {"content-length": "60"}, TooLarge),
         ([part(b"half")], {"content-length": "8"}, BodyTimeout),
