@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help demo test docs bench gpu-check clean
 
 help:
-	@echo "make demo    two recordings of a real vLLM, diagnosed: which cause owns how much of the P99 (ends by itself)"
+	@echo "make demo    the founding case live, then two recordings of a real vLLM: which cause owns how much (ends by itself)"
 	@echo "make test    style, types, layers and every test that can run here"
 	@echo "make bench   what starting the command costs, beside a bare python (the other benchmarks: bench/README.md)"
 	@echo "make gpu-check  on a machine with a GPU: kernels, memory, recorder and roofline measured into bench/gpu.md"
@@ -18,7 +18,7 @@ help:
 	@echo "make clean   remove what the targets made"
 
 demo:
-	@$(STAGE) "set-up" sh .ci/venv service
+	@$(STAGE) "set-up" sh .ci/venv service,engine
 	@$(STAGE) "demo" $(BIN)/kvscope demo
 
 test:

@@ -70,7 +70,7 @@ def demo() -> str:
     from collector.commands.demo import render
 
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "collector.cli", "demo", "--json", "--dir", folder]
+        command = [sys.executable, "-m", "collector.cli", "demo", "--no-live", "--json", "--dir", folder]
         ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     return f"```text\n{render(json.loads(ended.stdout) | MADE).rstrip()}\n```"
 

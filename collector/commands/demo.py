@@ -1,8 +1,9 @@
-"""`kvscope demo`: two recordings of a real vLLM, imported, compared and explained, in one go and offline.
+"""`kvscope demo`: the founding case live on the embedded engine, then two recordings of a real vLLM, explained; offline.
 
-The same traffic was served twice by the same engine, once with ample KV blocks and once with few. Nothing is told to the
-diagnosis but which run is the baseline. Every step is what the verbs do (`import`, `diagnose`, `capacity`, `sql`,
-`report`); the commands to repeat them are printed.
+Live: the prefix cache is switched on, mean TTFT falls, P99 rises (`collector/founding.py`); needs torch. Recorded: the same
+traffic was served twice by the same engine, once with ample KV blocks and once with few. Nothing is told to the diagnosis but
+which run is the baseline. Every step is what the verbs do (`import`, `diagnose`, `capacity`, `sql`, `report`); the commands to
+repeat them are printed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "examples" / "recordings"
 RUNS = {"ample": "a-ample-long", "squeezed": "c-squeeze-long"}
-STORE_NAME, REPORT_NAME = "kvscope.duckdb", "report.md"
+STORE_NAME, REPORT_NAME, FOUNDING_NAME = "kvscope.duckdb", "report.md", "founding"
 SQL = (
     "SELECT run_id, count(*) FILTER (change = 'stored') AS stored, count(*) FILTER (change = 'evicted') AS evicted, "
     "round(median(age_s) FILTER (change = 'evicted'), 1) AS median_life_s FROM block GROUP BY run_id ORDER BY run_id"
@@ -41,19 +42,31 @@ def demo(
         Path, typer.Option("--dir", help="Folder for the store and the report; made where absent.")
     ] = Path("demo-out"),
     recordings: Annotated[Path, typer.Option(help="Folder of the two recordings.", show_default=False)] = RECORDINGS,
+    live: Annotated[
+        bool | None,
+        typer.Option(
+            help="Run the founding case on the embedded engine first.", show_default="where torch is installed"
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Diagnose two recordings of a real vLLM: why is P99 TTFT ten times higher with the same traffic?"""
+    """The cache is switched on, the mean falls, P99 rises - live; then two recordings of a real vLLM: why?"""
     started = time.perf_counter()
+    is_live = _is_live(live)
     for name in RUNS.values():
         if not (recordings / name / "scenario.json").is_file():
             raise UsageError(
                 f"the recording {name} is not in {recordings}. The demo runs from the source tree (make demo); elsewhere "
                 "give --recordings FOLDER, the source tree's examples/recordings"
             )
-    document = run(_fresh_store(folder), folder / REPORT_NAME, recordings, _silent if json else say)
+    talk = _silent if json else say
+    store = _fresh_store(folder)
+    founding = _founding(folder / FOUNDING_NAME, talk) if is_live else None
+    if founding is not None and not json:
+        emit(render_founding(founding) + "\n")
+    document = run(store, folder / REPORT_NAME, recordings, talk)
     if json:
-        emit_json({**document, "seconds": round(time.perf_counter() - started, 1)})
+        emit_json({**document, "founding": founding, "seconds": round(time.perf_counter() - started, 1)})
     else:
         emit(render(document))
         say(f"\n{time.perf_counter() - started:.1f} s")
@@ -104,6 +117,42 @@ def render(document: dict[str, Any]) -> str:
             _next_text(document),
         ]
     )
+
+
+def render_founding(document: dict[str, Any]) -> str:
+    """What a person reads of the live case."""
+    from diagnosis.experiments.text import render_short
+
+    fixed = document["fixed"]
+    return "\n\n".join(
+        [
+            "The founding case, live on the embedded engine: off is no prefix cache, on is a cache and routing by prefix.\n"
+            f"{fixed['workers']} workers that compute; {fixed['shared_ratio']:.0%} of the calls share "
+            f"{fixed['shared_tokens']:,} tokens, answers of 64; {document['rate']:g} calls/s, {document['seconds']:.0f} s.",
+            render_short(document, columns()),
+            f"Every row is in {document['folder']}: kvscope import {document['folder']}/on --run on, and the same for off.",
+        ]
+    )
+
+
+def _is_live(asked: bool | None) -> bool:
+    from collector.founding import is_possible
+
+    if asked is False or is_possible():
+        return asked is not False
+    if asked:
+        raise UsageError("the live case computes with torch, which is not installed: pip install '.[service,engine]'")
+    say("torch is not installed: the recordings alone (the live case needs pip install '.[service,engine]')")
+    return False
+
+
+def _founding(folder: Path, talk: Callable[[str], None]) -> dict[str, Any]:
+    import shutil
+
+    from collector.founding import run_founding
+
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**run_founding(folder, talk), "folder": str(folder)}
 
 
 def _fresh_store(folder: Path) -> Path:

@@ -33,6 +33,18 @@ def render(document: Mapping[str, Any], width: int = WIDTH) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def render_short(document: Mapping[str, Any], width: int = WIDTH) -> str:
+    """The first pair of arms in a few lines: what happened and why, TTFT by arm, who waited where."""
+    first = document["contrasts"][0]
+    return "\n\n".join(
+        [
+            _wrap(_headline(document, first), width) + "\n" + _readings(first, width),
+            _plain(_ttft_rows(document)),
+            "Queues\n" + _plain(_queue_rows(document)),
+        ]
+    )
+
+
 def render_markdown(document: Mapping[str, Any], version: str) -> str:
     """The report: deterministic, so that two can be compared."""
     sections = [f"# Experiment: {document['name']}"]
@@ -135,7 +147,7 @@ def _difference_rows(found: Mapping[str, Any]) -> list[list[str]]:
         if name == "not_hit" and len(classes) - ("hit" in classes) <= 2:
             continue  # it is the one other class
         label = "not a hit" if name == "not_hit" else name
-        rows.append([f"same calls, {label}", signed(row["value"]), _interval(row)])
+        rows.append([f"same calls, {label}", signed(row["value"]), interval(row["interval_95"])])
     return rows
 
 
@@ -300,7 +312,7 @@ def _name(arm: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return interval(row["interval_95"]) if row["interval_95"] else f"none: {row['reason']}"
+    return interval(row["interval_95"]) if row["interval_95"] else f"none: {(row['reason'] or '').rpartition('; ')[2]}"
 
 
 def _plain_interval(row: Mapping[str, Any]) -> str:

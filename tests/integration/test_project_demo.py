@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     blocked.mkdir()
     (blocked / "torch.py").write_text("raise ImportError('the demo needs no torch')\n")
     env = os.environ | {"PYTHONPATH": f"{blocked}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "collector.cli", "demo", "--json", "--dir", "out", "--recordings"]
+    command = [sys.executable, "-m", "collector.cli", "demo", "--no-live", "--json", "--dir", "out", "--recordings"]
     ended = subprocess.run(
         [*command, str(ROOT / "examples" / "recordings")],
         cwd=folder,
