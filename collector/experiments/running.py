@@ -68,7 +68,7 @@ def run_sweep(
     arm, unit = plan.arms[0], "requests/s" if by_rate else "in flight"
     levels: list[Level] = []
     everything: list[Ran] = []
-    waiting = list(loads or [start])
+    waiting, workload = list(loads or [start]), plan.workload
     while waiting and len(levels) < MOST_LEVELS:
         load = waiting.pop(0)
         workload = with_load(plan.workload, load, by_rate=by_rate)
@@ -83,7 +83,7 @@ def run_sweep(
             waiting = [] if found is None else [found]
     knee = find_knee(levels, slo_s, unit)
     fixed = {k: v for k, v in runner.facts([arm], plan.workload).items() if k not in ("rate", "loop")}
-    return sweep_document(plan.name, fixed, unit, levels, knee, runner.notes(plan.workload, everything))
+    return sweep_document(plan.name, fixed, unit, levels, knee, runner.notes(workload, everything))
 
 
 def with_load(workload: Workload, load: float, *, by_rate: bool) -> Workload:

@@ -103,4 +103,5 @@ def request_row(client: OpenAiClient, ask: Ask, answered: Answered, due_ns: int)
         "finish_reason": reading.finish_reason,
         "http_status": answered.status,
         "error": answered.error,
+        "retry_count": answered.num_retries,
     }

@@ -49,10 +49,21 @@ class Answered:
     reading: Reading
     status: int | None
     error: str | None
+    num_retries: int = 0
 
     @property
     def is_good(self) -> bool:
         return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """One attempt. is_stale: the connection broke before any answer."""
+
+    reading: Reading
+    status: int | None
+    error: str | None
+    is_stale: bool
 
 
 class OpenAiClient:
@@ -125,12 +136,25 @@ class OpenAiClient:
         return response.status_code in (200, 204)
 
     async def ask(self, path: str, body: Mapping[str, Any], request_id: str) -> Answered:
-        """One streamed request, to its end. Never raises for what the other side does."""
-        reading = Reading(Order(request_id, self._open))
+        """One streamed request, to its end. Never raises for what the other side does.
+
+        A connection that was idle may close just as it is used: what got no answer at all is sent once more, and counted.
+        """
         now = self.clock.monotonic_ns
         sent_ns = now()
+        tried = await self._try(path, body, request_id)
+        num_retries = 0
+        if tried.is_stale:
+            num_retries = 1
+            tried = await self._try(path, body, request_id)
+        if tried.reading.order.answer_id is not None:
+            self._open.leave(tried.reading.order)
+        return Answered(sent_ns, now(), tried.reading, tried.status, tried.error, num_retries)
+
+    async def _try(self, path: str, body: Mapping[str, Any], request_id: str) -> _Tried:
+        reading = Reading(Order(request_id, self._open))
         status: int | None = None
-        error: str | None = None
+        is_stale = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with self._client.stream(
@@ -145,11 +169,12 @@ class OpenAiClient:
                 f"nothing came for {self._timeout_s:g} s" if status else f"no connection within {CHECK_TIMEOUT_S:g} s"
             )
         except httpx.HTTPError as failure:
+            is_stale = status is None and isinstance(
+                failure, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError
+            )
             cut = "the stream was cut: " if reading.tokens.num_chunks else ""
             error = cut + why_unreachable(self.url, failure)
-        if reading.order.answer_id is not None:
-            self._open.leave(reading.order)
-        return Answered(sent_ns, now(), reading, status, error)
+        return _Tried(reading, status, error, is_stale)
 
     async def _read(self, response: httpx.Response, reading: Reading) -> str | None:
         """Take the answer in; why it is none, or None."""
