@@ -29,14 +29,18 @@ class Pace:
         return len(self.step_s)
 
     def typical_running(self) -> float | None:
-        """Sequences that decoded at once in the median; None where nothing tells."""
-        return float(np.median(self.running)) if len(self.running) else None
+        """Sequences that decoded at once, on average over tokens; None where nothing tells."""
+        return float(np.mean(self.running)) if len(self.running) else None
 
 
 def running_of(steps: StepFacts) -> float | None:
-    """Sequences in a batch in the median, of steps that ran any; None where no step tells."""
+    """Sequences in the batch that a sequence's step had, on average; None where no step tells.
+
+    A full batch counts for each that was in it: over steps alone, long quiet stretches hide what requests of a burst met.
+    """
     running = np.nan_to_num(steps.get("num_running"))
-    return float(np.median(running[running > 0])) if (running > 0).any() else None
+    total = running.sum()
+    return float((running * running).sum() / total) if total > 0 else None
 
 
 def quiet_gaps(requests: RequestFacts) -> Pace:

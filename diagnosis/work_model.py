@@ -36,7 +36,7 @@ class WorkModel:
     source                steps | token gaps | mean gap per request | None
     spell                 the part of the worse window in which its steps were slow, where its rest was not; slow_factor is 1.0 then
     spell_in_suspect      whether that is the suspect window
-    decoding              sequences in a batch in the median, of (baseline, suspect): of steps that ran any, else as requests tell
+    decoding              sequences in the batch that a sequence's step had, on average, of (baseline, suspect); as steps, else requests tell
     """
 
     prefill_s_per_token: float | None

@@ -29,7 +29,7 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
         return None
     if running_s <= running_b * 1.1:
         return Excluded(
-            f"batches were not fuller: {number(running_s)} sequences decoded at once in the median ({number(running_b)} in the {case.base_word})"
+            f"batches were not fuller: a sequence's step had {number(running_s)} of them on average ({number(running_b)} in the {case.base_word})"
         )
     per_seq = case.model.decode_s_per_seq
     if not per_seq:
@@ -37,11 +37,11 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
     return Claim(
         [
             Evidence(
-                f"{number(running_s)} sequences decoded at once in the median ({number(running_b)} in the {case.base_word}); "
+                f"a sequence's step had {number(running_s)} of them on average ({number(running_b)} in the {case.base_word}); "
                 f"each adds {seconds(per_seq)} to a step",
                 running_s,
                 "sequences",
-                f"SELECT median(num_running) AS running FROM step WHERE num_running > 0 AND {event_where(case, case.suspect)}"
+                f"SELECT sum(num_running * num_running) / sum(num_running) AS running FROM step WHERE {event_where(case, case.suspect)}"
                 if case.suspect.steps is not None and running_of(case.suspect.steps) is not None
                 else None,
                 case.worst_requests("decode_bandwidth"),

@@ -144,6 +144,13 @@ def with_traffic(scene: Scene, **changes: object) -> Scene:
     return replace(scene, traffic=replace(scene.traffic, **changes))  # type: ignore[arg-type]
 
 
+def at_rate(scene: Scene, rate: float) -> Scene:
+    """The scene whose main traffic comes at this rate, as many calls of it judged as before."""
+    main = scene.traffic
+    judged = main.num_requests - round(main.rate * scene.warmup_s)
+    return with_traffic(scene, rate=rate, num_requests=judged + round(rate * scene.warmup_s))
+
+
 def with_costs(scene: Scene, **changes: float) -> Scene:
     """The scene whose engines' bookkeeping costs something else."""
     return replace(scene, costs=replace(scene.costs, **changes))

@@ -11,7 +11,7 @@ from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 
 SHORT = ("admission_blocked_on_blocks", "premature_eviction", "preemption_recompute", "decode_block_shortage")
 NOT_THE_LOAD = ("load_step", "length_shift", "mix_shift", "slow_steps", "prefix_caching_off")
-BULK_RATE = 3.0
+BULK_RATE = 6.0
 
 
 class LeakyEngine(Engine):
@@ -39,7 +39,8 @@ def _storm(scene: Scene, severity: float) -> Scene:
 
 
 def _bulk(scene: Scene, documents: int) -> Scene:
-    """A tenant that asks about long documents, few or many of them."""
+    """A tenant that asks about long documents, few or many of them; each again and again."""
+    scene = with_traffic(scene, rate=scene.traffic.rate - BULK_RATE)
     main = scene.traffic
     seconds = main.num_requests / main.rate
     bulk = Traffic(
@@ -59,7 +60,7 @@ def _bulk(scene: Scene, documents: int) -> Scene:
 
 
 def _few_documents(scene: Scene, severity: float) -> Scene:
-    return _bulk(with_fleet(scene, num_blocks=2600), 2)
+    return _bulk(with_fleet(scene, num_blocks=2000), 2)
 
 
 def _many_documents(scene: Scene, severity: float) -> Scene:
@@ -101,7 +102,7 @@ FAULTS = (
         "premature_eviction",
         "capacity",
         "One tenant's many long documents push the others' prefixes out",
-        Severity(20, 100, 300, "documents of the tenant"),
+        Severity(10, 40, 80, "documents of the tenant"),
         Expected(("premature_eviction",), ("admission_blocked_on_blocks",), (*NOT_THE_LOAD, "preemption_recompute")),
         _many_documents,
         _few_documents,

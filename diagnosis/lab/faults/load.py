@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnosis.lab.fault import Expected, Fault, Severity
-from diagnosis.lab.scene import ClientView, Scene, with_engine, with_fleet, with_traffic
+from diagnosis.lab.scene import ClientView, Scene, at_rate, with_engine, with_fleet, with_traffic
 from engine_probe.engine.fleet.virtual_fleet import Patience
 
 NEVER = ("length_shift", "mix_shift", "admission_blocked_on_blocks", "preemption_recompute", "prefix_caching_off")
 
 
 def _more(scene: Scene, severity: float) -> Scene:
-    rate = scene.traffic.rate * severity
-    warm = round(rate * scene.warmup_s)
-    judged = scene.traffic.num_requests - round(scene.traffic.rate * scene.warmup_s)
-    return with_traffic(scene, rate=rate, num_requests=judged + warm)
+    return at_rate(scene, scene.traffic.rate * severity)
 
 
 def _busy(scene: Scene, severity: float) -> Scene:

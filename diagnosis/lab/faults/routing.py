@@ -91,7 +91,7 @@ FAULTS = (
         "hotspot_affinity",
         "routing",
         "The router keeps each tenant on one worker, and one tenant is large",
-        Severity(0.4, 0.45, 0.5, "share of the calls that are the large tenant's"),
+        Severity(0.36, 0.4, 0.45, "share of the calls that are the large tenant's"),
         Expected(("hotspot_affinity",), (), (*NOT_THE_LOAD, "slow_steps")),
         _affinity,
         _one_large,

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from diagnosis.lab.fault import Expected, Fault, Severity
 from diagnosis.lab.faults.routing import slow_down
-from diagnosis.lab.scene import Scene, with_engine, with_fleet, with_hook, with_router, with_scheduler, with_traffic
+from diagnosis.lab.scene import (
+    Scene,
+    at_rate,
+    with_engine,
+    with_fleet,
+    with_hook,
+    with_router,
+    with_scheduler,
+    with_traffic,
+)
 from engine_probe.engine.fleet.virtual_fleet import VirtualFleet
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
@@ -84,7 +93,7 @@ def _freezes(scene: Scene, severity: float) -> Scene:
 
 
 def _least_loaded(scene: Scene, severity: float) -> Scene:
-    return with_router(scene, policy="least_loaded")
+    return at_rate(with_router(scene, policy="least_loaded"), severity)
 
 
 FAULTS = (
@@ -135,7 +144,7 @@ FAULTS = (
         "recompile",
         "steps",
         "Every ten seconds a worker stands still to compile",
-        Severity(0.5, 1.0, 2.0, "seconds each time"),
+        Severity(1.0, 2.0, 4.0, "seconds each time"),
         Expected(("recompile",), (), ("load_step", "length_shift", "mix_shift", *NOT_THE_POOL)),
         _freezes,
     ),
@@ -143,7 +152,7 @@ FAULTS = (
         "prefix_caching_off",
         "steps",
         "The engines are started without prefix caching",
-        Severity(1, 1, 1, "off"),
+        Severity(24, 32, 40, "requests a second in both runs"),
         Expected(
             ("prefix_caching_off",), (), ("load_step", "length_shift", "mix_shift", "slow_steps", "premature_eviction")
         ),

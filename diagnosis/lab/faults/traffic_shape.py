@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.lab.fault import Expected, Fault, Severity
-from diagnosis.lab.scene import Scene, with_engine, with_hook, with_traffic
+from diagnosis.lab.scene import Scene, at_rate, with_engine, with_hook, with_traffic
 from engine_probe.engine.fleet.virtual_fleet import VirtualFleet
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 
@@ -61,7 +61,7 @@ def _new_heads(scene: Scene, severity: float) -> Scene:
 
 
 def _large_unit(scene: Scene, severity: float) -> Scene:
-    return with_engine(scene, min_reuse_tokens=int(severity))
+    return with_engine(scene, min_reuse_tokens=2 * scene.traffic.shared_tokens)
 
 
 def _restart(scene: Scene, severity: float) -> Scene:
@@ -100,23 +100,25 @@ FAULTS = (
         "prompt_uncacheable",
         "traffic shape",
         "Something new stands before every shared prefix: nothing is found any more",
-        Severity(1, 1, 1, "on"),
+        Severity(24, 32, 40, "requests a second in both runs"),
         Expected(("prompt_uncacheable",), (), (*NOT_THE_POOL, "load_step", "premature_eviction")),
         _new_heads,
+        at_rate,
     ),
     Fault(
         "reuse_below_unit",
         "traffic shape",
         "The smallest reusable unit is longer than the shared prefixes",
-        Severity(1040, 2048, 4096, "tokens of the smallest reusable unit"),
+        Severity(24, 32, 40, "requests a second in both runs"),
         Expected(("reuse_below_unit",), (), (*NOT_THE_POOL, "load_step", "premature_eviction")),
         _large_unit,
+        at_rate,
     ),
     Fault(
         "cold_start",
         "traffic shape",
         "The caches are lost, and what was shared is computed again by whoever comes first",
-        Severity(1, 3, 6, "times in the window"),
+        Severity(3, 6, 12, "times in the window"),
         Expected(("cold_start",), (), (*NOT_THE_POOL, "load_step", "length_shift", "mix_shift")),
         _restart,
     ),
