@@ -12,7 +12,7 @@ from collector.output import JsonOption, columns, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING
 
 OUT = Path("experiment-out")
-WORSE = ("capacity", "locality", "lookup", "worse", "mixed", "too_few")
+WORSE = ("capacity", "locality", "lookup", "fixed_extra", "worse", "mixed", "too_few")
 """Readings of the first pair that end with exit code 1."""
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, Obj
-from diagnosis.load_requests import floats, is_warmup
+from diagnosis.load_requests import floats, is_warmup, seconds_since
 from engine_probe.errors import BadWindow
 from engine_probe.events import PHASES
 from store.metrics import hit_class
@@ -94,10 +94,10 @@ def observe(
     table = table.filter(pa.array(~warm))
     if not table.num_rows:
         raise BadWindow(f"run {run_id} has no request that counts ({int(warm.sum())} were warm-up)", window=run_id)
-    ns = {c: floats(table[c]) for c in ("arrival_ns", "first_token_ns", "last_token_ns", "end_ns")}
-    origin = ns["arrival_ns"][0]
-    arrival, first, last = ((ns[c] - origin) / 1e9 for c in ("arrival_ns", "first_token_ns", "last_token_ns"))
-    end = np.where(np.isfinite(ns["end_ns"]), (ns["end_ns"] - origin) / 1e9, last)
+    origin = int(table["arrival_ns"][0].as_py())
+    instants = ("arrival_ns", "first_token_ns", "last_token_ns", "end_ns", "first_scheduled_ns")
+    arrival, first, last, ended, scheduled = (seconds_since(table[name], origin) for name in instants)
+    end = np.where(np.isfinite(ended), ended, last)
     output = floats(table["output_tokens"])
     finished = np.array(pc.equal(table["state"], "finished").to_pylist(), dtype=bool)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -106,8 +106,7 @@ def observe(
     worker = np.array(table["worker"].to_pylist(), dtype=object)
     queue = floats(table["queue_s"])
     span = float(np.nanmax(np.append(end, arrival[-1])))
-    scheduled = (floats(table["first_scheduled_ns"]) - origin) / 1e9
-    counted_steps = None if steps is None or not steps.num_rows else _within(steps, origin, origin + span * 1e9)
+    counted_steps = None if steps is None or not steps.num_rows else _within(steps, origin, origin + round(span * 1e9))
     return Observed(
         run_id=run_id,
         vantage=vantage,
@@ -136,9 +135,9 @@ def observe(
     )
 
 
-def _within(steps: pa.Table, start_ns: float, end_ns: float) -> pa.Table:
+def _within(steps: pa.Table, start_ns: int, end_ns: int) -> pa.Table:
     at = steps["at_ns"]
-    return steps.filter(pc.and_(pc.greater_equal(at, int(start_ns)), pc.less_equal(at, int(end_ns))))
+    return steps.filter(pc.and_(pc.greater_equal(at, start_ns), pc.less_equal(at, end_ns)))
 
 
 def _known(seconds: F64) -> F64:

@@ -5,7 +5,8 @@ A reading needs its symptom (something got worse, beyond noise and by something 
     capacity   the same calls are faster where they hit and slower where they do not, and blocks are evicted (or requests
                preempted) only when the cache is on
     locality   one worker has the hot prefix and most of the queueing, the others do not wait
-    lookup     every request pays about the same more, whether it hits or not
+    lookup     every request pays about the same more, whether it hits or not, and the look-up is where it goes, or switching the
+               cache on is what was changed (else it is a `fixed_extra`)
 
 Several may hold; they stand in the order of the share of the tail's extra seconds that lies where each points.
 """
@@ -26,7 +27,7 @@ HOT_RATIO = 3.0
 MOST = 0.5
 ONLY_WHEN_ON = 3.0
 """Evictions or preemptions are the suspect's own where it has so many times the baseline's."""
-EVEN = 3.0
+EVEN = 2.0
 """An extra that is the same for all: its 90th percentile is at most so many times its 10th."""
 
 
@@ -41,7 +42,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """kind: capacity, locality, lookup, better, worse, mixed, no_difference or too_few.
+    """kind: capacity, locality, lookup, fixed_extra, better, worse, mixed, no_difference or too_few.
 
     tail_share   of the tail's extra seconds that lie where it points; None where that means nothing
     """
@@ -221,12 +222,21 @@ def _lookup(found: Contrast) -> Reading | None:
                 "s",
             )
         ]
+    if extra.value is None and not _switched_on(found):
+        text = f"Every request of {name} pays about the same more, whatever it asks: look before the engine and at each step's overhead."
+        return Reading("fixed_extra", text, evidence, share)
     return Reading(
         "lookup",
         f"Lookup: every request of {name} pays a fixed extra, hit or not. Cheaper hashing or a lookup off the critical path would show it.",
         evidence,
         share,
     )
+
+
+def _switched_on(found: Contrast) -> bool:
+    """The arms differ in the cache, and the suspect has it."""
+    words = [arm.arm.settings.get("cache") for arm in (found.baseline, found.suspect)]
+    return words[0] != words[1] and words[1] == "on"
 
 
 def _paired(what: str, value: float | None, bounds: tuple[float, float] | None) -> Evidence:
