@@ -20,6 +20,8 @@ from engine_probe.adapters.vllm_provides import PROVIDES
 
 ENGINE: Final = "vllm"
 PLUGIN_INFO: Final = "kvscope_plugin_info"
+OWN_INFO: Final = "kvscope_engine_info"
+"""On the page of kvscope's own engine, which shows vLLM's names beside its own (docs/engine-server.md)."""
 
 CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "requests_running": ("num_requests_running",),
@@ -146,6 +148,8 @@ class VllmAdapter(Adapter):
         common = {key: value for key, value in self.common_facts(seen).items() if value is not None}
         if len(seen.ranks) > 1:
             common["dp"] = len(seen.ranks)
+        if OWN_INFO in seen.series:
+            common["engine"] = "kvscope"
         configs = cache_config(page)
         if not configs:
             return {"0": {**common, "flags": {}}}

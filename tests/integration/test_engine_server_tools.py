@@ -195,6 +195,7 @@ def test_attach_reads_its_page_and_its_kv_events() -> None:
         assert attached.error is None
         attached.valid()
         (worker, *_) = attached.sink.rows("worker")
+        assert worker["engine"] == "kvscope"
         assert (worker["block_size"], worker["num_blocks"], worker["prefix_caching"]) == (4, 24, True)
         assert (worker["model"], worker["max_context"], worker["engine_version"][-8:]) == (NAME, 96, "+kvscope")
         evicted = [row for row in attached.sink.rows("block") if row["change"] == "evicted"]

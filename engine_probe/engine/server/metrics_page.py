@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from engine_probe.adapters.vllm import PLUGIN_INFO
+from engine_probe.adapters.vllm import OWN_INFO, PLUGIN_INFO
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine
@@ -166,7 +166,7 @@ class MetricsPage:
 
     def _own(self, facts: Mapping[str, object]) -> None:
         told = {name: str(value) for name, value in facts.items() if value is not None}
-        info = Gauge("kvscope_engine_info", "What runs here.", sorted(told), registry=self.registry)
+        info = Gauge(OWN_INFO, "What runs here.", sorted(told), registry=self.registry)
         info.labels(**told).set(1)
         blocks = self._gauge("kvscope_engine_kv_blocks", "KV blocks by what they hold: used, cached, free.", "state")
         self._blocks_used, self._blocks_cached, self._blocks_free = (
