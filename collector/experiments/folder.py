@@ -31,7 +31,7 @@ def fresh(folder: Path) -> Path:
             for name in (DOCUMENT, REPORT):
                 (folder / name).unlink(missing_ok=True)
         left = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{folder} cannot be used: {reason}; give another --out", path=str(folder)) from error
     if left:
