@@ -400,3 +400,58 @@ def test_a_lone_surrogate_is_refused_not_replaced(server: Running) -> None:
     """JSON can write half a character; no text has it."""
     answer = server.client.post("/v1/completions", content=b'{"prompt": "a\\ud800b"}')
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{"a": 1}]}, "tools"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}, "prompt"),
+    ],
+    ids=str,
+)
+def test_other_endpoints_refuse_by_name_too(server: Running, path: str, body: dict[str, Any], param: str) -> None:
+    """400 and the field."""
+    answer = server.client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("own", ["", "x" * 201, "tab\tin it", "grün"])
+def test_a_request_id_that_is_none_is_replaced(server: Running, own: str) -> None:
+    """Too long, not printable, not ASCII: an id of our own, never the client's bytes in a header of ours."""
+    headers = {b"X-Request-Id": own.encode()}
+    answer = server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert answer.status_code == 200
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"garbage\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["garbage", "negative", "letters", "tls"],
+)
+def test_what_is_no_http_is_answered_or_closed_and_harms_nobody(server: Running, raw: bytes) -> None:
+    """The next request is answered as ever."""
+    import socket
+
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as sock:
+        sock.sendall(raw)
+        sock.shutdown(socket.SHUT_WR)
+        answer = sock.recv(1000)
+    assert answer == b"" or b" 400 " in answer.partition(b"\r\n")[0]
+    assert server.complete("x", max_tokens=1)["usage"]["completion_tokens"] == 1

@@ -270,6 +270,28 @@ def test_kv_events_that_were_missed_are_replayed() -> None:
         assert followed.reader.replayed == followed.decoder.counts.messages > 0
 
 
+def test_garbage_at_the_replay_endpoint_harms_nobody() -> None:
+    """Too few frames, too many, a number of another size: no answer to them, and the next good request is answered."""
+    with engine_server(options=PUBLISHED) as running:
+        running.complete([1] * 9, max_tokens=1)
+        (source,) = running.client.get("/kv_event_sources").json().values()
+        context = zmq.Context()
+        try:
+            dealer = context.socket(zmq.DEALER)
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(source["replay_endpoint"])
+            for frames in ([b""], [b"x"], [b"", b"1"], [b"", b"x" * 8, b"y"], [b"", b"x" * 100]):
+                dealer.send_multipart(frames)
+            dealer.send_multipart([b"", bytes(8)])
+            assert dealer.poll(10_000)
+            assert len(dealer.recv_multipart()) == 4
+            while (last := dealer.recv_multipart())[-2] != b"\xff" * 8:
+                assert len(last) == 4
+            dealer.close()
+        finally:
+            context.term()
+
+
 def test_kv_messages_are_bytes_as_vllm_writes_them() -> None:
     """Three frames; an array of time, events and rank; a stored event is a map with vLLM's fields and no nil beyond them."""
     with engine_server(options=PUBLISHED) as running:

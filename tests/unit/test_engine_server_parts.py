@@ -357,3 +357,20 @@ def test_the_group_finds_its_verbs_by_itself() -> None:
     """A file in `collector/engine_verbs/` is a verb."""
     ended = CliRunner().invoke(build(), ["engine", "--help"])
     assert "serve" in ended.output
+
+
+def test_without_torch_the_command_says_what_to_install(tmp_path: Path) -> None:
+    """In an environment of the service alone: one sentence, and 2."""
+    import subprocess
+    import sys
+
+    script = "import sys; sys.modules['torch'] = None; from collector.cli import main; main(sys.argv[1:])"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "engine", "serve", "--salt-file", str(tmp_path / "salt")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "pip install '.[service,engine]'" in ended.stderr

@@ -110,7 +110,7 @@ def create_app(front: FrontEnd, page: MetricsPage, publisher: KvPublisher | None
         """Token ids to text."""
         body = await read(request, DetokenizeRequest)
         front.check(body.model)
-        return {"prompt": model.tokenizer.decode(front.checked(body.tokens))}
+        return {"prompt": model.tokenizer.decode(front.checked(body.tokens, "tokens"))}
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, Any]:

@@ -102,12 +102,12 @@ class FrontEnd:
             return encode(text, begins=begins)
         return await asyncio.to_thread(encode, text, begins=begins)
 
-    def checked(self, token_ids: list[int]) -> list[int]:
-        """The ids, all of them of the vocabulary. Raises PromptRefused."""
+    def checked(self, token_ids: list[int], field: str = "prompt") -> list[int]:
+        """The ids, all of them of the vocabulary. Raises PromptRefused naming `field`."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.model.vocab_size):
             odd = next(one for one in token_ids if not 0 <= one < self.model.vocab_size)
             raise PromptRefused(
-                f"token id {odd} is not of the vocabulary; expected 0 to {self.model.vocab_size - 1}", field="prompt"
+                f"token id {odd} is not of the vocabulary; expected 0 to {self.model.vocab_size - 1}", field=field
             )
         return list(token_ids)
 
