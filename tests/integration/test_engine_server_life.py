@@ -92,6 +92,17 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_leaves_nothing() -> N
         assert running.assembled.front.num_calls == 1
 
 
+def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """408 in OpenAI's shape once the time is up."""
+    monkeypatch.setattr("engine_probe.engine.server.exchange.BODY_S", 0.1)
+    with engine_server() as running:
+        with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=20) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
+            answer = sock.recv(2000)
+        assert b" 408 " in answer.partition(b"\r\n")[0]
+        assert running.assembled.front.num_calls == 0
+
+
 def test_a_hundred_streams_at_once_each_get_their_own_answer() -> None:
     """More sequences than the pool holds at once: some wait, some give way, all say what they say alone."""
 
