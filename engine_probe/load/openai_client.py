@@ -204,7 +204,7 @@ class OpenAiClient:
         try:
             told = msgspec.json.decode(response.content)
             return {str(row["id"]): row.get("owned_by") for row in told["data"]}
-        except (msgspec.DecodeError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, RecursionError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
             kind = response.headers.get("content-type", "").split(";")[0] or "something"
             raise UnknownFormat(
                 f"{self.url}/v1/models answers {kind} that is no list of models. Is it an OpenAI endpoint, or a page in front of it?",
