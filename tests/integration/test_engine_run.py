@@ -69,6 +69,21 @@ def test_same_seed_gives_the_same_run_and_its_rows_can_be_imported(
     assert listed
 
 
+def test_workers_that_compute_serve_the_same_traffic(kvscope: Callable[..., Ended], tmp_path: Path) -> None:
+    """Two processes with a tiny model: every call ends, shared prefixes are found, the rows are kept."""
+    ended = kvscope(
+        *("engine", "run", "--compute", "--requests", "12", "--rate", "20", "--workers", "2"),
+        *("--policy", "sticky", "--run", "real", "--out", tmp_path / "rows", "--json"),
+    )
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert told["tally"]["finished"] == told["requests"] == 12
+    assert told["is_virtual"] is False
+    assert told["hit_rate"] > 0
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {"w0", "w1", "router"}
+    assert told["rows"]["route"] == 12
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -83,6 +98,9 @@ def test_same_seed_gives_the_same_run_and_its_rows_can_be_imported(
         (("--seats", "0"), "max_num_seqs is 0"),
         (("--eviction", "mru"), "known: lru"),
         (("--in-flight", "0"), "in_flight is 0"),
+        (("--compute", "--hardware", "H100", "--tp", "2"), "--hardware and --tp"),
+        (("--compute", "--workers", "0"), "a fleet of 0 workers"),
+        (("--compute", "--model", "/nowhere"), "/nowhere"),
         (("--trace", "/nowhere.jsonl"), "/nowhere.jsonl"),
         (("--trace", __file__), "line 1"),
     ],
