@@ -87,6 +87,9 @@ class VirtualRunner:
                 + ("" if workload.in_flight else f", {workload.warmup_gap_s:g} s apart")
                 + "; a cold arm's caches are emptied when counting begins"
             )
+        rejected = sum(run.facts["rejected"] for run in ran)
+        if rejected:
+            notes.append(f"{rejected:,} calls were refused: their prompts can never run there")
         return notes
 
 
@@ -131,6 +134,11 @@ def run_one(plan: VirtualTrial) -> Ran:
             run_id=trial.run_id,
         )
     tables = {kind: memory.table(kind) for kind in READ_BACK}
+    if not tally.finished:
+        told = [error for error in tables["request"]["error"].to_pylist() if error]
+        raise EngineError(
+            f"{trial.run_id}: no request was served; {told[0] if told else 'all were given up'}", run_id=trial.run_id
+        )
     facts = {"virtual_s": tally.virtual_s, "rejected": tally.rejected, "output_tokens": tally.output_tokens}
     return Ran(trial.run_id, tables, facts)
 

@@ -79,7 +79,7 @@ class OpenAiClient:
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
         self._client = httpx.AsyncClient(
-            verify=endpoint.verify,
+            verify=endpoint.verify if self.url.startswith("https:") else False,  # making a TLS context takes 20 ms
             headers=headers,
             auth=auth,
             timeout=httpx.Timeout(endpoint.timeout_s, connect=CHECK_TIMEOUT_S),
