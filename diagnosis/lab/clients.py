@@ -54,19 +54,19 @@ def _row(rows: list[dict[str, Any]], view: ClientView, run_id: str) -> dict[str,
     """One call. Its last attempt says how it ended."""
     rows.sort(key=lambda row: (row["attempt"] or 0, row["end_ns"]))
     last = rows[-1]
+    served = [row for row in rows if (row["attempt"] or 0) == (last["attempt"] or 0)]
     away_ns, head_ns = round(view.network_s * 1e9), round((view.network_s + view.first_token_s) * 1e9)
     tokens: list[int] = []
     counts: list[int] = []
-    for row in rows:
-        if (row["attempt"] or 0) == (last["attempt"] or 0):
-            tokens += row["token_ns"] or []
-            counts += row["token_counts"] or [1] * len(row["token_ns"] or [])
+    for row in served:
+        tokens += row["token_ns"] or []
+        counts += row["token_counts"] or [1] * len(row["token_ns"] or [])
     # A head that is held back lets no later token pass it.
     first_ns = tokens[0] + head_ns if tokens else None
     told = [max(at_ns + away_ns, first_ns) for at_ns in tokens] if first_ns is not None else []
     end_ns = max(last["end_ns"] + away_ns, told[-1] if told else 0)
     return {
-        **{name: last[name] for name in SAME},
+        **{name: rows[0][name] for name in SAME},
         "run_id": run_id,
         "vantage": "client",
         "state": last["state"],
@@ -77,8 +77,8 @@ def _row(rows: list[dict[str, Any]], view: ClientView, run_id: str) -> dict[str,
         "end_ns": end_ns,
         "token_ns": told or None,
         "token_counts": counts or None,
-        "output_tokens": last["output_tokens"],
+        "output_tokens": sum(row["output_tokens"] or 0 for row in served),
         "finish_reason": last["finish_reason"],
         "retry_count": last["attempt"] or 0,
-        "labels": dict(last["labels"] or []),
+        "labels": dict(rows[0]["labels"] or []),
     }

@@ -3,7 +3,8 @@
     right         the cause in the first place is the fault's (or an acceptable name of it), and none is named that must not be;
                   of a run in which nothing is to be named: nothing is
     wrong         another cause is in the first place, or one is named that must not be; or "no change" is said of one that is
-    cannot_tell   `not_distinguishable` or `not_observable` without a cause, or causes that are named tentatively alone
+                  where a check of the data must raise its hand, it does
+    cannot_tell   `not_distinguishable` or `not_observable` without a cause, or causes that are named tentatively alone; a check that is silent
 
 A fault that moved neither P99 nor the mean by a tenth is held against silence: there is nothing to be found.
 """
@@ -48,6 +49,10 @@ def grade(fault: Fault, truth: dict[str, Any], verdict: dict[str, Any]) -> Grade
     told = [name for name in expected.never if any(c["cause"] == name and c["confidence"] >= CONFIDENT for c in causes)]
     if expected.is_silent and told:
         outcome, why = "wrong", f"names {told[0]}, which must not be named"
+    told_by = {row["check"] for row in verdict["quality"] if row["status"] != "ok"}
+    unseen = [name for name in expected.quality if name not in told_by]
+    if outcome == "right" and unseen:
+        outcome, why = "cannot_tell", f"accuses nobody, and the check {unseen[0]} sees nothing"
     subject = _subject(truth, causes[0]) if outcome == "right" and causes else None
     share = _share(effects, causes[0]) if outcome == "right" and causes and len(effects) == 1 else None
     return Grade(outcome, why, moved, subject, share, judgements)

@@ -15,6 +15,7 @@ BLOCK_SIZE = 16
 class EngineConfig:
     """One engine.
 
+    role               what it does for a request: mixed | prefill | decode
     block_size         tokens in a KV block
     prefix_caching     finished prompts' blocks may be found by later requests
     eviction           lru | lfu | fifo | length
@@ -26,6 +27,7 @@ class EngineConfig:
     """
 
     worker: str = "w0"
+    role: str = "mixed"
     block_size: int = BLOCK_SIZE
     prefix_caching: bool = True
     eviction: str = "lru"

@@ -77,6 +77,8 @@ class Engine:
         self._by_id: dict[str, Sequence] = {}
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._num_submitted = 0
+        self.num_awaited = 0
+        """Requests that will wait here when their KV has come from elsewhere."""
         self._eos = executor.eos_token_ids
         self.flight.started(self)
 

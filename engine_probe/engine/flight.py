@@ -67,7 +67,7 @@ class Flight:
         facts: dict[str, Any] = {
             "engine": ENGINE,
             "engine_version": _installed_version(),
-            "role": "mixed",
+            "role": config.role,
             "block_size": config.block_size,
             "num_blocks": engine.kv.pool.num_blocks,
             "max_context": engine.max_context,
@@ -167,7 +167,9 @@ class Flight:
         now_ns = engine.clock.monotonic_ns()
         num_waiting = len(waiting)
         reasons = {f"waiting_on_{name}": num_waiting if name == schedule.held_up_by else 0 for name in REASONS}
-        reasons["waiting_on_dependency"] += engine.scheduler.num_kept  # siblings wait for their prompt
+        reasons["waiting_on_dependency"] += (
+            engine.scheduler.num_kept + engine.num_awaited
+        )  # siblings wait for their prompt
         oldest = waiting.oldest()
         batch = len(plan.decodes) + len(plan.prefills)
         evicted = 0
@@ -176,7 +178,7 @@ class Flight:
         probe_s = engine.costs.probe()
         step = self.recorder.end_step(
             num_running=batch,
-            num_waiting_prefill=waiting.num_new + engine.scheduler.num_kept,
+            num_waiting_prefill=waiting.num_new + engine.scheduler.num_kept + engine.num_awaited,
             num_waiting_decode=waiting.num_again,
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
@@ -248,7 +250,8 @@ class Flight:
         labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
         columns: dict[str, object] = {"labels": labels} if labels else {}
         if self._config.prefix_caching or found_tokens:
-            columns["cached_tokens"] = columns["cached_tokens_device"] = found_tokens
+            loaded = min(sequence.columns.get("cached_tokens_host") or 0, found_tokens)
+            columns["cached_tokens"], columns["cached_tokens_device"] = found_tokens, found_tokens - loaded
             columns["prompt_blocks"] = sequence.hashes[: sequence.num_prompt // self._size]
         columns["computed_tokens"] = sequence.num_prompt - found_tokens
         self.recorder.note(sequence.slot, **columns)

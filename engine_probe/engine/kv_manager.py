@@ -155,6 +155,16 @@ class KvManager:
         sequence.blocks = []
         sequence.num_sealed = 0
 
+    def reserve(self, count: int, request_id: str, now_ns: int) -> list[int] | None:
+        """Blocks for KV that is on its way here; None where there are too few."""
+        self._now_ns = now_ns
+        return self.pool.allocate(count, now_ns, request_id)
+
+    def restore(self, blocks: Items[int], hashes: Items[int], first: int, now_ns: int) -> None:
+        """The KV has come into these reserved blocks, and can be found from now on. first: logical index of the first of them."""
+        self.pool.seal(blocks, hashes, first, now_ns)
+        self.pool.release(blocks, now_ns)
+
     def clear(self, now_ns: int) -> int:
         """Forget every prefix. Returns how many blocks were forgotten."""
         forgotten = self.pool.clear()

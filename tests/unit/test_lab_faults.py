@@ -31,7 +31,7 @@ adapter_swap front_end probe_overhead clock_skew telemetry_contradiction fixed_o
 DESIGN = set(NAMES.split())
 QUIET = {"none", "aa", "innocent_mark", "too_few"}
 SMALL = 200
-LARGER = {"recompile": 500, "premature_eviction": 500}
+LARGER = {"recompile": 500, "decode_block_shortage": 800, "premature_eviction": 500}
 """Requests of a run in which the fault would not show in so few."""
 
 Rows = dict[str, pa.Table]
@@ -414,6 +414,59 @@ def a_deployment_is_marked(before: Rows, after: Rows) -> None:
     assert np.median(np.abs(moved)) < 1_000
 
 
+def _loads(tables: Rows) -> pa.Table:
+    return tables["transfer"].filter(pc.equal(tables["transfer"]["outcome"], "ok"))
+
+
+def loads_are_slow(before: Rows, after: Rows) -> None:
+    """The wire of a load takes longer by the ratio of the rates, 20 against 0.9 GB/s; requests wait for it and say so."""
+    for tables, rate in ((before, 20e9), (after, 0.9e9)):
+        loads = _loads(tables)
+        assert loads.num_rows > 20
+        assert np.allclose(column(loads, "num_bytes") / column(loads, "wire_s"), rate, rtol=1e-4)
+        loaded = tables["block"].filter(pc.equal(tables["block"]["change"], "loaded"))
+        assert set(loaded["tier"].to_pylist()) == {"host"}
+        assert loaded.num_rows * 2 * 1024 * 1024 == pc.sum(loads["num_bytes"]).as_py()  # 2 MiB a block
+    assert pc.sum(after["request"]["kv_load_s"]).as_py() > 5 * pc.sum(before["request"]["kv_load_s"]).as_py()
+    assert pc.sum(after["request"]["cached_tokens_host"]).as_py() > 0
+    assert pc.sum(pc.struct_field(after["step"]["waiting_on"].combine_chunks(), "dependency")).as_py() > 0
+
+
+def the_wire_is_slow(before: Rows, after: Rows) -> None:
+    """Hand-overs at 2.5 in place of 25 GB/s: kv_transfer grows, what is orchestrated without a byte does not."""
+    for tables, rate in ((before, 25e9), (after, 2.5e9)):
+        loads = _loads(tables)
+        moved = loads.filter(pc.greater(loads["num_bytes"], 0))
+        assert np.allclose(column(moved, "num_bytes") / column(moved, "wire_s"), rate, rtol=1e-4)
+        assert set(loads["source_worker"].to_pylist()) == {"w0", "w1"}
+        assert set(loads["target_worker"].to_pylist()) == {"w2", "w3"}
+    assert pc.sum(after["request"]["kv_transfer_s"]).as_py() > 5 * pc.sum(before["request"]["kv_transfer_s"]).as_py()
+
+
+def hand_overs_wait(before: Rows, after: Rows) -> None:
+    """At least 100 ms pass before the first byte, 2 ms before; the two workers' rows of a call have one id."""
+    assert min(_loads(after)["wait_s"].to_pylist()) >= 0.1
+    assert min(_loads(before)["wait_s"].to_pylist()) == pytest.approx(0.002)
+    names = engines_requests(after)["request_id"].to_pylist()
+    assert len(names) > 1.8 * len(set(names))
+    assert {row["role"] for row in after["worker"].to_pylist()} == {"prefill", "decode"}
+
+
+def hand_overs_break(before: Rows, after: Rows) -> None:
+    """About 8 % fall back after half a second, and the decode worker computes the prompt."""
+    outcomes = after["transfer"]["outcome"].to_pylist()
+    assert 0.03 < outcomes.count("fell_back") / len(outcomes) < 0.14
+    assert "fell_back" not in before["transfer"]["outcome"].to_pylist()
+
+
+def prefills_wait_for_room(before: Rows, after: Rows) -> None:
+    """Some hand-overs wait long for blocks of a decode worker, none before; nobody's answer is lost."""
+    waited = [max(t["transfer"]["wait_s"].to_pylist()) for t in (before, after)]
+    assert waited[1] > 5 * waited[0]
+    clients = after["request"].filter(pc.equal(after["request"]["vantage"], "client"))
+    assert set(clients["state"].to_pylist()) == {"finished"}
+
+
 CHANGES: dict[str, Callable[[Rows, Rows], None]] = {
     "premature_eviction": prefixes_are_evicted_and_missed,
     "ttl_expiry": blocks_expire,
@@ -442,6 +495,11 @@ CHANGES: dict[str, Callable[[Rows, Rows], None]] = {
     "length_shift": own_parts_are_longer,
     "mix_shift": reports_are_more,
     "cold_start": caches_are_lost,
+    "tier_slower_than_recompute": loads_are_slow,
+    "transfer_wire": the_wire_is_slow,
+    "transfer_orchestration": hand_overs_wait,
+    "transfer_failures": hand_overs_break,
+    "decode_block_shortage": prefills_wait_for_room,
     "front_end": the_front_end_queues,
     "fixed_offset": heads_are_held_back,
     "telemetry_contradiction": a_counter_lies,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.fleet.feed_listener import FeedListener
+from engine_probe.engine.fleet.kv_moves import HandoverSettings, Tier, TierSettings
 from engine_probe.engine.fleet.load_board import LoadBoard
+from engine_probe.engine.fleet.moving_fleets import SplitFleet, TieredFleet
 from engine_probe.engine.fleet.policies import make_policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
 from engine_probe.engine.fleet.router import USES_INDEX, Router
@@ -16,6 +19,7 @@ from engine_probe.engine.fleet.shared_sink import SharedSink
 from engine_probe.engine.fleet.virtual_fleet import FrontEnd, Patience, VirtualFleet
 from engine_probe.engine.host_costs import HostCosts
 from engine_probe.engine.kv_identity import KvIdentity
+from engine_probe.engine.kv_manager import KvListener
 from engine_probe.engine.roofline.executor import RooflineExecutor
 from engine_probe.engine.roofline.hardware import Hardware
 from engine_probe.engine.roofline.model_shape import ModelShape
@@ -46,6 +50,7 @@ class FleetSettings:
     """A fleet of equal workers.
 
     num_blocks   of each worker; None: what the hardware's memory holds
+    tier         each worker keeps what its pool gives up in a second tier; handover: some prefill, the others decode
     """
 
     shape: ModelShape
@@ -59,10 +64,23 @@ class FleetSettings:
     in_flight: int | None = None
     equal_steps: bool = True
     seed: int = 0
+    tier: TierSettings | None = None
+    handover: HandoverSettings | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise UsageError(f"a fleet of {self.num_workers} workers serves nobody; give 1 or more")
+        if self.tier is not None and self.handover is not None:
+            raise UsageError("a fleet has a second tier, or hands over between workers; both at once is not modelled")
+        if self.handover is not None and self.handover.prefill_workers >= self.num_workers:
+            raise UsageError(
+                f"{self.handover.prefill_workers} of {self.num_workers} workers prefill, and nobody is left to decode"
+            )
+
+    @property
+    def num_routed(self) -> int:
+        """Workers that calls are sent to: the first so many."""
+        return self.num_workers if self.handover is None else self.handover.prefill_workers
 
 
 def build_fleet(
@@ -84,20 +102,22 @@ def build_fleet(
     names = [f"w{index}" for index in range(settings.num_workers)]
     chosen = settings.router
     feed = EventFeed(
-        PrefixIndex(settings.num_workers),
+        PrefixIndex(settings.num_routed),
         delay_s=chosen.index_delay_s,
         loss_ratio=chosen.index_loss_ratio,
         seed=settings.seed,
     )
     # A feed that nobody reads would keep every event of the run.
     is_fed = chosen.policy in USES_INDEX
+    tiers = [] if settings.tier is None else [Tier(settings.tier) for _ in names]
+    routed = settings.num_routed
     engines = [
         _engine(
             settings,
             name,
             SharedSink(sink, ends),
             run_id,
-            [FeedListener(feed, index)] if is_fed else [],
+            [*([FeedListener(feed, index)] if is_fed and index < routed else []), *tiers[index : index + 1]],
             costs,
             engine_class,
             start_utc_ns,
@@ -112,25 +132,30 @@ def build_fleet(
         min_match_ratio=chosen.min_match_ratio,
         load_weight=chosen.load_weight,
     )
-    board = LoadBoard(engines, signal=chosen.load_signal, refresh_s=chosen.load_refresh_s, is_dead=chosen.load_is_dead)
+    board = LoadBoard(
+        engines[:routed], signal=chosen.load_signal, refresh_s=chosen.load_refresh_s, is_dead=chosen.load_is_dead
+    )
     router = Router(
         policy,
-        names,
+        names[:routed],
         board,
         feed,
         recorder,
         block_size=settings.engine.block_size,
         decision_s=chosen.decision_s,
     )
-    return VirtualFleet(
-        engines,
-        router,
-        front_end=front_end,
-        patience=settings.patience,
-        in_flight=settings.in_flight,
-        equal_steps=settings.equal_steps,
-        on_progress=on_progress,
-    )
+    others: dict[str, Any] = {
+        "front_end": front_end,
+        "patience": settings.patience,
+        "in_flight": settings.in_flight,
+        "equal_steps": settings.equal_steps,
+        "on_progress": on_progress,
+    }
+    if settings.handover is not None:
+        return SplitFleet(engines, router, settings.handover, seed=settings.seed, **others)
+    if tiers:
+        return TieredFleet(engines, router, tiers, feed if is_fed else None, **others)
+    return VirtualFleet(engines, router, **others)
 
 
 def recorders(fleet: VirtualFleet) -> Sequence[Recorder]:
@@ -143,12 +168,15 @@ def _engine(
     name: str,
     sink: Sink,
     run_id: str | None,
-    listeners: Sequence[FeedListener],
+    listeners: Sequence[KvListener],
     costs: Callable[[VirtualClock], HostCosts] | None,
     engine_class: type[Engine],
     start_utc_ns: int,
 ) -> Engine:
     clock = VirtualClock(start_utc_ns)
+    num_blocks = settings.num_blocks
+    if settings.handover is not None and _role(settings, name) == "decode":
+        num_blocks = settings.handover.decode_blocks or num_blocks
     scheduler = settings.engine.scheduler
     executor = RooflineExecutor(
         settings.shape,
@@ -156,17 +184,23 @@ def _engine(
         clock,
         tp=settings.tp,
         block_size=settings.engine.block_size,
-        num_blocks=settings.num_blocks,
+        num_blocks=num_blocks,
         max_batch_tokens=scheduler.max_num_batched_tokens,
         max_seqs=scheduler.max_num_seqs,
     )
     shape = settings.shape
     identity = KvIdentity(shape.name, shape.dtype, shape.kv_dtype)
-    config = replace(settings.engine, worker=name, identity=identity)
+    config = replace(settings.engine, worker=name, identity=identity, role=_role(settings, name))
     recorder = _recorder(sink, name, run_id, clock)
     recorder.constants["request"].update(engine="kvscope", model=shape.name)
     recorder.constants["step"].update(policy=scheduler.policy)
     return engine_class(config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners)
+
+
+def _role(settings: FleetSettings, worker: str) -> str:
+    if settings.handover is None:
+        return settings.engine.role
+    return "prefill" if int(worker[1:]) < settings.num_routed else "decode"
 
 
 def _recorder(sink: Sink, worker: str | None, run_id: str | None, clock: VirtualClock) -> Recorder:

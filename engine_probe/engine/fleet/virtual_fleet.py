@@ -218,7 +218,18 @@ class VirtualFleet:
     def _submit(
         self, call: Call, at_ns: int, queued_ns: int, attempt: int, engine: Engine, clock: VirtualClock
     ) -> None:
-        clock.advance_to(queued_ns)
+        """The call is with its engine, and waits there from `queued_ns` on."""
+        spans = [("frontend", at_ns, queued_ns)]
+        self._enter(self._made(call, at_ns, attempt, spans, self._tokens_here(call)), queued_ns, engine, clock)
+        self._wait_patiently(call, at_ns, queued_ns, attempt)
+
+    def _tokens_here(self, call: Call) -> int:
+        """Tokens that the engine which gets the call generates of it."""
+        return call.output_tokens
+
+    def _made(
+        self, call: Call, at_ns: int, attempt: int, spans: Sequence[tuple[str, int, int]], output_tokens: int
+    ) -> EngineSequence:
         columns = {
             "workload": call.workload,
             "session_id": call.session_id,
@@ -229,24 +240,28 @@ class VirtualFleet:
             "attempt": attempt,
             "retry_count": attempt,
         }
-        sequence = EngineSequence(
+        return EngineSequence(
             call.request_id,
             call.prompt_tokens,
-            SamplingParams(max_tokens=call.output_tokens),
+            SamplingParams(max_tokens=output_tokens),
             at_ns,
             prompt_hashes=call.blocks,
             priority=call.priority,
             tenant=call.tenant,
             columns={name: value for name, value in columns.items() if value is not None},
-            early_spans=[("frontend", at_ns, queued_ns)],
+            early_spans=spans,
         )
+
+    def _enter(self, sequence: EngineSequence, queued_ns: int, engine: Engine, clock: VirtualClock) -> None:
+        clock.advance_to(queued_ns)
         try:
             engine.submit(sequence, queued_ns)
         except PromptRefused:
             self.tally.rejected += 1
-            self._end(call.request_id, queued_ns)
-            return
-        if self._patience is not None:
+            self._end(sequence.request_id, queued_ns)
+
+    def _wait_patiently(self, call: Call, at_ns: int, queued_ns: int, attempt: int) -> None:
+        if self._patience is not None and call.request_id in self._asks:
             due_ns = at_ns + round(self._patience.timeout_s * 1e9)
             self.at(max(due_ns, queued_ns), lambda at: self._lose_patience(call, attempt, at))
 
@@ -279,9 +294,13 @@ class VirtualFleet:
         ask = self._asks.pop(request_id, None)
         if ask is None:
             return
-        self.router.board.ended(ask.worker)
+        self._left(ask.worker)
         if self._in_flight is not None and not goes_on:
             self._next_call(now_ns)
+
+    def _left(self, worker: int) -> None:
+        """One that was sent there is there no more."""
+        self.router.board.ended(worker)
 
 
 def _virtual(engine: Engine) -> VirtualClock:

@@ -1,0 +1,104 @@
+"""KV that comes from elsewhere, too slowly or not at all: from a host tier, from a prefill worker, into too small a pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diagnosis.lab.fault import Expected, Fault, Severity
+from diagnosis.lab.scene import ClientView, Scene, at_rate, with_fleet, with_traffic
+from engine_probe.engine.fleet.kv_moves import HandoverSettings, TierSettings
+from engine_probe.engine.traffic.synthetic import Lengths
+
+NEVER = ("load_step", "length_shift", "mix_shift", "slow_steps", "prefix_caching_off", "preemption_recompute")
+GB = 1e9
+
+
+def _tiered(scene: Scene, severity: float) -> Scene:
+    """Device pools that hold some of the prefixes, and a host tier that holds them all and is fast."""
+    many = with_traffic(scene, groups=48, skew=0.4, shared_ratio=0.9)
+    return with_fleet(many, num_blocks=1000, tier=TierSettings())
+
+
+def _slow_tier(scene: Scene, severity: float) -> Scene:
+    assert scene.fleet.tier is not None
+    return with_fleet(scene, tier=replace(scene.fleet.tier, bytes_per_s=severity * GB))
+
+
+def _split(scene: Scene, severity: float) -> Scene:
+    """Two workers prefill, two decode; answers are short, so that a late hand-over shows in the time per token."""
+    slower = at_rate(with_traffic(scene, output_tokens=Lengths(8, 48)), 22.0)
+    return replace(with_fleet(slower, handover=HandoverSettings()), clients=ClientView())
+
+
+def _changed(scene: Scene, **changes: float) -> Scene:
+    assert scene.fleet.handover is not None
+    return with_fleet(scene, handover=replace(scene.fleet.handover, **changes))  # type: ignore[arg-type]
+
+
+def _slow_wire(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, bytes_per_s=severity * GB)
+
+
+def _slow_orchestration(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, orchestration_s=severity)
+
+
+def _broken(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, failure_ratio=severity)
+
+
+def _small_decoders(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, decode_blocks=int(severity))
+
+
+FAULTS = (
+    Fault(
+        "tier_slower_than_recompute",
+        "moves",
+        "Loading evicted blocks from the host tier takes longer than computing them again",
+        Severity(1.5, 0.9, 0.7, "GB/s of the tier"),
+        Expected(("tier_slower_than_recompute",), (), NEVER),
+        _slow_tier,
+        _tiered,
+    ),
+    Fault(
+        "transfer_wire",
+        "moves",
+        "The link between prefill and decode workers is slow",
+        Severity(4.0, 2.5, 2.0, "GB/s into a decode worker"),
+        Expected(("transfer_wire",), (), NEVER),
+        _slow_wire,
+        _split,
+        metric="tpot",
+    ),
+    Fault(
+        "transfer_orchestration",
+        "moves",
+        "Between the end of a prefill and its hand-over passes time in which no byte moves",
+        Severity(0.05, 0.1, 0.3, "seconds a hand-over"),
+        Expected(("transfer_orchestration",), (), NEVER),
+        _slow_orchestration,
+        _split,
+        metric="tpot",
+    ),
+    Fault(
+        "transfer_failures",
+        "moves",
+        "Hand-overs break, and the decode worker computes the prompt again",
+        Severity(0.03, 0.08, 0.2, "share of the hand-overs"),
+        Expected(("transfer_failures",), (), ("load_step", "length_shift", "mix_shift", "slow_steps")),
+        _broken,
+        _split,
+        metric="tpot",
+    ),
+    Fault(
+        "decode_block_shortage",
+        "moves",
+        "The decode workers have too few blocks: finished prefills wait for room",
+        Severity(700, 550, 480, "KV blocks of each decode worker"),
+        Expected(("decode_block_shortage",), ("admission_blocked_on_blocks",), NEVER[:-1]),
+        _small_decoders,
+        _split,
+        metric="tpot",
+    ),
+)

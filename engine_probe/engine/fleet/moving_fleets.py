@@ -1,0 +1,198 @@
+"""Virtual fleets whose KV moves: from a host tier before a request runs, or from a prefill worker to a decode worker.
+
+Meanwhile a request holds reserved blocks where its KV will land, and counts there as waiting on a dependency. Every move is a
+`transfer` row, its blocks `loaded` rows, its time the spans `kv_load`, or `handover` and `kv_transfer`. A request that two workers
+serve has a row of each, with the same id.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from engine_probe.engine.engine import Engine, Output
+from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Move, Tier, block_bytes, land
+from engine_probe.engine.fleet.prefix_index import EventFeed
+from engine_probe.engine.fleet.router import Router
+from engine_probe.engine.fleet.virtual_fleet import VirtualFleet, _Ask
+from engine_probe.engine.traffic.call import Call
+from engine_probe.engine.virtual_clock import VirtualClock
+
+
+class TieredFleet(VirtualFleet):
+    """Each worker has a tier for what its pool gives up; what a prompt finds there is loaded before it waits for its turn.
+
+    feed   of the router's index, which hears of loaded blocks too (None: it reads none)
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], router: Router, tiers: Sequence[Tier], feed: EventFeed | None, **others: Any
+    ) -> None:
+        super().__init__(engines, router, **others)
+        self._tiers = tiers
+        self._feed = feed
+
+    def _submit(
+        self, call: Call, at_ns: int, queued_ns: int, attempt: int, engine: Engine, clock: VirtualClock
+    ) -> None:
+        ask = self._asks.get(call.request_id)
+        move = None if ask is None else self._load(call, queued_ns, engine, ask.worker)
+        if ask is None or move is None:
+            super()._submit(call, at_ns, queued_ns, attempt, engine, clock)
+            return
+        engine.num_awaited += 1
+        self._wait_patiently(call, at_ns, queued_ns, attempt)
+        self.at(move.end_ns, lambda now_ns: self._loaded(ask, move, at_ns, queued_ns, now_ns))
+
+    def _load(self, call: Call, queued_ns: int, engine: Engine, worker: int) -> Move | None:
+        tier = self._tiers[worker]
+        usable = call.blocks[: (call.prompt_tokens - 1) // engine.kv.block_size]
+        first = len(engine.kv.pool.match(usable))
+        count = tier.match(usable, first)
+        if count < tier.settings.min_blocks:
+            return None
+        blocks = engine.kv.reserve(count, call.request_id, _now(engine, queued_ns))
+        if blocks is None:
+            return None
+        num_bytes = count * block_bytes(engine)
+        begin_ns, end_ns = tier.link.carry(num_bytes, queued_ns + round(tier.settings.latency_s * 1e9))
+        return Move(blocks, usable[first : first + count], first, num_bytes, begin_ns, end_ns)
+
+    def _loaded(self, ask: _Ask, move: Move, at_ns: int, queued_ns: int, now_ns: int) -> None:
+        engine, clock, call = self.engines[ask.worker], self._clocks[ask.worker], ask.call
+        engine.num_awaited -= 1
+        clock.advance_to(now_ns)
+        land(engine, move, call.request_id, "host", _now(engine, now_ns))
+        if self._feed is not None:
+            above = [*call.blocks[max(move.first - 1, 0) : move.first], *move.hashes]
+            parents = [None, *above][: len(move.hashes)] if move.first == 0 else above[: len(move.hashes)]
+            self._feed.stored(now_ns, ask.worker, move.hashes, parents)
+        engine.flight.recorder.row(
+            "transfer",
+            now_ns,
+            request_id=call.request_id,
+            source_worker=f"{engine.config.worker}/host",
+            target_worker=engine.config.worker,
+            num_bytes=move.num_bytes,
+            attempts=1,
+            outcome="ok",
+            wait_s=(move.begin_ns - queued_ns) / 1e9,
+            wire_s=(move.end_ns - move.begin_ns) / 1e9,
+        )
+        if self._asks.get(call.request_id) is not ask:
+            return  # its caller went away meanwhile
+        spans = [("frontend", at_ns, queued_ns), ("kv_load", queued_ns, now_ns)]
+        sequence = self._made(call, at_ns, ask.attempt, spans, self._tokens_here(call))
+        sequence.columns["cached_tokens_host"] = len(move.hashes) * engine.kv.block_size
+        self._enter(sequence, now_ns, engine, clock)
+
+
+class SplitFleet(VirtualFleet):
+    """The router's workers prefill and give the first token; the least busy of the others decodes the rest."""
+
+    def __init__(
+        self, engines: Sequence[Engine], router: Router, handover: HandoverSettings, *, seed: int = 0, **others: Any
+    ) -> None:
+        super().__init__(engines, router, **others)
+        self._handover = handover
+        self._links = [Link(handover.bytes_per_s) for _ in engines]
+        self._random = random.Random(f"handover/{seed}")
+
+    def _tokens_here(self, call: Call) -> int:
+        return 1
+
+    def _left(self, worker: int) -> None:
+        if worker < self._handover.prefill_workers:
+            super()._left(worker)
+
+    def _note(self, output: Output, now_ns: int) -> None:
+        ask = self._asks.get(output.sequence.request_id)
+        is_handed_over = (
+            ask is not None
+            and output.finish_reason == "length"
+            and ask.worker < self._handover.prefill_workers
+            and ask.call.output_tokens > 1
+        )
+        if ask is None or not is_handed_over:
+            super()._note(output, now_ns)
+            return
+        self.tally.output_tokens += len(output.tokens)
+        ask.has_token = True
+        self._left(ask.worker)
+        source = self.engines[ask.worker].config.worker
+        ask.worker = self._decoder()
+        self.engines[ask.worker].num_awaited += 1
+        may_go_ns = now_ns + round(self._handover.orchestration_s * 1e9)
+        self.at(may_go_ns, lambda at_ns: self._send(ask, source, now_ns, at_ns))
+
+    def _decoder(self) -> int:
+        """Index of the decode worker with the fewest requests."""
+        first = self._handover.prefill_workers
+
+        def busy(worker: int) -> int:
+            engine = self.engines[worker]
+            return engine.num_running + engine.num_waiting + engine.num_awaited
+
+        return min(range(first, len(self.engines)), key=busy)
+
+    def _send(self, ask: _Ask, source: str, begun_ns: int, now_ns: int) -> None:
+        """Its KV goes when there is room for it; until then room is asked for again and again."""
+        engine, call = self.engines[ask.worker], ask.call
+        if self._asks.get(call.request_id) is not ask:
+            engine.num_awaited -= 1
+            return
+        self._clocks[ask.worker].advance_to(now_ns)
+        pool, size = engine.kv.pool, engine.kv.block_size
+        full = call.blocks[: call.prompt_tokens // size]
+        first = len(pool.match(full))
+        count = len(full) - first
+        needed = engine.kv.blocks_for(call.prompt_tokens + 1) - first + engine.scheduler.watermark
+        can_ever_fit = needed <= pool.num_blocks
+        if can_ever_fit and needed > pool.num_available:
+            again_ns = now_ns + round(self._handover.retry_s * 1e9)
+            self.at(again_ns, lambda at_ns: self._send(ask, source, begun_ns, at_ns))
+            return
+        blocks = engine.kv.reserve(count, call.request_id, _now(engine, now_ns)) or []
+        num_bytes = count * block_bytes(engine)
+        if self._random.random() < self._handover.failure_ratio:
+            end_ns = now_ns + round(self._handover.timeout_s * 1e9)
+            move = Move(blocks, full[first:], first, num_bytes, now_ns, end_ns)
+            self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=True))
+            return
+        begin_ns, end_ns = self._links[ask.worker].carry(num_bytes, now_ns)
+        move = Move(blocks, full[first:], first, num_bytes, begin_ns, end_ns)
+        self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=False))
+
+    def _sent(self, ask: _Ask, source: str, move: Move, begun_ns: int, now_ns: int, *, is_broken: bool) -> None:
+        engine, clock, call = self.engines[ask.worker], self._clocks[ask.worker], ask.call
+        engine.num_awaited -= 1
+        clock.advance_to(now_ns)
+        if is_broken or not move.blocks:
+            engine.kv.pool.release(move.blocks, _now(engine, now_ns))
+        else:
+            land(engine, move, call.request_id, "remote", _now(engine, now_ns))
+        engine.flight.recorder.row(
+            "transfer",
+            now_ns,
+            request_id=call.request_id,
+            source_worker=source,
+            target_worker=engine.config.worker,
+            num_bytes=move.num_bytes,
+            attempts=1,
+            outcome="fell_back" if is_broken else "ok",
+            reason="timeout" if is_broken else None,
+            wait_s=(move.begin_ns - begun_ns) / 1e9,
+            wire_s=(move.end_ns - move.begin_ns) / 1e9,
+        )
+        if self._asks.get(call.request_id) is not ask:
+            return
+        spans = [("handover", begun_ns, move.begin_ns), ("kv_transfer", move.begin_ns, now_ns)]
+        sequence = self._made(call, begun_ns, ask.attempt, spans, call.output_tokens - 1)
+        sequence.num_prompt += 1  # the first token came from elsewhere, and is known
+        self._enter(sequence, now_ns, engine, clock)
+
+
+def _now(engine: Engine, at_ns: int) -> int:
+    """This instant, or the end of the step that the worker is in: its pool is never told of anything that came before."""
+    return max(at_ns, engine.clock.monotonic_ns())

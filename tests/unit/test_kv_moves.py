@@ -1,0 +1,115 @@
+"""KV that moves between tiers and workers: links, tiers, whole fleets that lose nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.fleet.build import FleetSettings, build_fleet
+from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Tier, TierSettings
+from engine_probe.engine.fleet.virtual_fleet import Patience
+from engine_probe.engine.roofline.hardware import find_hardware
+from engine_probe.engine.roofline.model_shape import find_shape
+from engine_probe.engine.traffic.synthetic import Lengths, Traffic
+from engine_probe.errors import UsageError
+from engine_probe.sink import MemorySink
+
+TRAFFIC = Traffic(
+    num_requests=150, rate=20, groups=12, shared_tokens=512, own_tokens=Lengths(32, 256), output_tokens=Lengths(1, 32)
+)
+
+
+def fleet(**changes: Any) -> FleetSettings:
+    return replace(
+        FleetSettings(find_shape("llama-3-8b"), find_hardware("a100"), num_workers=3, num_blocks=500), **changes
+    )
+
+
+def given_up(*hashes: int) -> Evicted:
+    count = len(hashes)
+    return Evicted("capacity", list(hashes), [0.0] * count, [0.0] * count, [0] * count)
+
+
+def test_a_link_carries_one_load_after_the_other() -> None:
+    """100 bytes/s: 50 bytes take half a second; a second load of 100 that could go at 0.2 s goes at 0.5 and ends at 1.5."""
+    link = Link(100.0)
+    assert link.carry(50, 0) == (0, 500_000_000)
+    assert link.carry(100, 200_000_000) == (500_000_000, 1_500_000_000)
+    assert link.carry(0, 2_000_000_000) == (2_000_000_000, 2_000_000_000)
+
+
+def test_a_tier_keeps_what_was_given_up_last_and_matches_in_a_row() -> None:
+    """Three of four fit, the first is forgotten; a gap ends a match; a reset forgets all."""
+    tier = Tier(TierSettings(num_blocks=3))
+    tier.evicted(given_up(1, 2, 3, 4), "r", 0)
+    assert len(tier) == 3
+    assert tier.match([2, 3, 4], 0) == 3
+    assert tier.match([9, 2, 3, 8, 4], 1) == 2
+    assert tier.match([1, 2], 0) == 0
+    tier.cleared(0)
+    assert tier.match([2], 0) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tier": TierSettings(bytes_per_s=2e9)},
+        {"handover": HandoverSettings(prefill_workers=1, failure_ratio=0.2)},
+        {"handover": HandoverSettings(prefill_workers=2, decode_blocks=120)},
+        {"tier": TierSettings(bytes_per_s=1e8), "patience": Patience(0.05, max_retries=2)},
+        {"handover": HandoverSettings(prefill_workers=1, bytes_per_s=1e9), "patience": Patience(0.05, max_retries=2)},
+    ],
+    ids=["tier", "breaking", "little-room", "impatient-tier", "impatient-handover"],
+)
+def test_a_fleet_whose_kv_moves_answers_everybody_and_leaks_no_block(changes: dict[str, Any]) -> None:
+    """Every call ends, blocks add up, nothing is awaited for ever; the same run again gives the same rows."""
+    tables = []
+    for _ in range(2):
+        sink = MemorySink()
+        built = build_fleet(fleet(**changes), sink)
+        tally = built.run(TRAFFIC.calls())
+        built.check_integrity()
+        assert all(engine.num_awaited == 0 and not engine.has_work for engine in built.engines)
+        if "patience" not in changes:
+            assert (tally.finished, tally.aborted, tally.stuck) == (150, 0, 0)
+        tables.append(sink.table("transfer"))
+    assert tables[0].num_rows > 0
+    assert tables[0].equals(tables[1])
+
+
+def test_a_call_too_long_for_a_decode_worker_is_refused_and_nobody_else_waits_for_it() -> None:
+    """Prompts of up to 768 tokens, 30 blocks of 16: those above 479 are rejected by the decode worker, the others finish."""
+    built = build_fleet(fleet(handover=HandoverSettings(prefill_workers=2, decode_blocks=30)), MemorySink())
+    tally = built.run(TRAFFIC.calls())
+    built.check_integrity()
+    assert tally.rejected > 0
+    assert tally.finished + tally.rejected == 150
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (TierSettings, {"num_blocks": 0}),
+        (TierSettings, {"bytes_per_s": 0.0}),
+        (TierSettings, {"latency_s": float("nan")}),
+        (HandoverSettings, {"prefill_workers": 0}),
+        (HandoverSettings, {"failure_ratio": 1.5}),
+        (HandoverSettings, {"retry_s": 0.0}),
+        (HandoverSettings, {"orchestration_s": -1.0}),
+    ],
+)
+def test_settings_that_move_nothing_are_refused(kind: type, wrong: dict[str, float]) -> None:
+    """No blocks, no bytes a second, nobody who prefills, time that runs backwards."""
+    with pytest.raises(UsageError):
+        kind(**wrong)
+
+
+def test_a_fleet_needs_somebody_who_decodes_and_one_way_of_moving() -> None:
+    """As many that prefill as there are workers, or tier and hand-over at once."""
+    with pytest.raises(UsageError, match="nobody is left to decode"):
+        fleet(handover=HandoverSettings(prefill_workers=3))
+    with pytest.raises(UsageError, match="both at once"):
+        fleet(tier=TierSettings(), handover=HandoverSettings())
