@@ -54,7 +54,7 @@ def run(requests: list[tuple[str, float, int, int]], scheduler: SchedulerConfig,
         done.steps += 1
         if not outputs and not engine.has_work and waiting:
             clock.advance_to(next_ns)
-        for produced in outputs:
+        for produced in outputs or ():
             done.tokens_s.setdefault(produced.sequence.request_id, []).extend(
                 [clock.monotonic_ns() / 1e9] * len(produced.tokens)
             )
