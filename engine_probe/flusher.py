@@ -153,7 +153,7 @@ class Flusher:
             except Exception as error:
                 self._lose("request", 1, "recorder_error")
                 self._tell(f"request {type(error).__name__}", "a request could not be made a row", log.exception)
-            if number % _BREATH == 0:
+            if self._flush_s and number % _BREATH == 0:
                 time.sleep(0)  # the engine's thread waits for the interpreter
         table, misfits = requests_table(rows, self._recorder.clock.offset_ns, constants)
         self._note_misfits("request", misfits)

@@ -166,10 +166,8 @@ class Flight:
         plan, pool, waiting = schedule.plan, engine.kv.pool, engine.scheduler.waiting
         now_ns = engine.clock.monotonic_ns()
         num_waiting = len(waiting)
-        reasons = {f"waiting_on_{name}": num_waiting if name == schedule.held_up_by else 0 for name in REASONS}
-        reasons["waiting_on_dependency"] += (
-            engine.scheduler.num_kept + engine.num_awaited
-        )  # siblings wait for their prompt
+        held_up_by = schedule.held_up_by
+        awaiting = engine.scheduler.num_kept + engine.num_awaited  # siblings wait for their prompt
         oldest = waiting.oldest()
         batch = len(plan.decodes) + len(plan.prefills)
         evicted = 0
@@ -178,7 +176,7 @@ class Flight:
         probe_s = engine.costs.probe()
         step = self.recorder.end_step(
             num_running=batch,
-            num_waiting_prefill=waiting.num_new + engine.scheduler.num_kept + engine.num_awaited,
+            num_waiting_prefill=waiting.num_new + awaiting,
             num_waiting_decode=waiting.num_again,
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
@@ -198,7 +196,10 @@ class Flight:
             at_ns=now_ns,
             repeat=result.steps,
             probe_s=None if probe_s is None else probe_s * result.steps,
-            **reasons,
+            waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
+            waiting_on_budget=num_waiting if held_up_by == "budget" else 0,
+            waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
+            waiting_on_dependency=awaiting + (num_waiting if held_up_by == "dependency" else 0),
         )
         for columns in result.checks:
             self.recorder.row("check", now_ns, batch_id=f"{self.recorder.worker}-{step}", **columns)

@@ -71,11 +71,16 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence got its seat. found_tokens: KV it found in the cache (or on the host); lookup_ns: begin and end of the look-up."""
+    """A sequence got its seat.
+
+    found_tokens   KV it found, in the cache or (is_swapped) on the host
+    lookup_ns      begin and end of the look-up
+    """
 
     sequence: Sequence
     found_tokens: int
     lookup_ns: tuple[int, int]
+    is_swapped: bool = False
 
 
 @dataclass(slots=True)
@@ -161,21 +166,22 @@ class Scheduler:
 
     def room_for_steps(self, plan: StepPlan, steps: int) -> int:
         """How many equal decode steps fit without anybody giving way, `steps` at most; their blocks are allocated."""
-        now_ns = self._now_ns()
         size = self.kv.block_size
         for sequence in plan.decodes:
             steps = min(steps, sequence.num_left, self.max_context - sequence.num_known)
         while steps > 1:
-            missing = sum(
-                max(0, -(-(sequence.num_computed + steps) // size) - len(sequence.blocks)) for sequence in plan.decodes
-            )
-            if missing <= self.kv.pool.num_available:
-                break
+            short = [
+                (sequence, missing)
+                for sequence in plan.decodes
+                if (missing := -(-(sequence.num_computed + steps) // size) - len(sequence.blocks)) > 0
+            ]
+            if sum([missing for _, missing in short]) <= self.kv.pool.num_available:
+                now_ns = self._now_ns()
+                for sequence, _ in short:
+                    self.kv.grow(sequence, sequence.num_computed + steps, now_ns)
+                return steps
             steps //= 2
-        if steps > 1:
-            for sequence in plan.decodes:
-                self.kv.grow(sequence, sequence.num_computed + steps, now_ns)
-        return max(steps, 1)
+        return 1
 
     def check_integrity(self) -> None:
         """Blocks, seats and states agree. Raises AssertionError."""
@@ -197,7 +203,7 @@ class Scheduler:
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            if sequence.num_pending > 1:
+            if sequence.is_in_prompt:
                 unfinished.append(sequence)
                 continue
             if sequence.is_forked or sequence.num_computed >= len(sequence.blocks) * size:
@@ -273,7 +279,11 @@ class Scheduler:
             if sequence.state is State.SWAPPED:
                 if not self._swap_in(sequence, schedule):
                     return "blocks"
-                budget -= 1
+                if sequence.is_in_prompt:
+                    budget -= self._prefill(sequence, schedule.plan, budget)
+                else:
+                    schedule.plan.decodes.append(sequence)
+                    budget -= 1
                 continue
             before_ns = self._now_ns()
             found = self.kv.find(sequence)
@@ -307,8 +317,7 @@ class Scheduler:
         schedule.plan.swap_in += zip(sequence.blocks, sequence.host_blocks, strict=False)
         self.host.free(sequence)
         self._seat(sequence, now_ns)
-        schedule.admitted.append(Admission(sequence, computed, (now_ns, now_ns)))
-        schedule.plan.decodes.append(sequence)
+        schedule.admitted.append(Admission(sequence, computed, (now_ns, now_ns), is_swapped=True))
         return True
 
     def _seat(self, sequence: Sequence, now_ns: int) -> None:

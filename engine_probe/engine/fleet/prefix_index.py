@@ -11,10 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import indexOf
 
 from engine_probe.errors import UsageError
-
-_STRIDE = 64
 
 
 class PrefixIndex:
@@ -71,11 +70,10 @@ class PrefixIndex:
 
 def _leading(held: set[int], hashes: Sequence[int]) -> int:
     """How many of the first of `hashes` are held, up to the first that is not."""
-    for start in range(0, len(hashes), _STRIDE):
-        are_held = [block_hash in held for block_hash in hashes[start : start + _STRIDE]]
-        if not all(are_held):
-            return start + are_held.index(False)
-    return len(hashes)
+    try:
+        return indexOf(map(held.__contains__, hashes), False)
+    except ValueError:
+        return len(hashes)
 
 
 _Event = tuple[int, int, int, str, Sequence[int], Sequence[int | None]]
