@@ -253,7 +253,7 @@ class Engine:
             self.kv.seal(chunk.sequence, now_ns)
             if chunk.sequence.forks and chunk.sequence.num_pending == 1:
                 for sibling in self.scheduler.fork(chunk.sequence):
-                    self.flight.forked(sibling, now_ns)
+                    self.flight.forked(sibling, chunk.sequence, now_ns)
         size, steps = self.config.block_size, result.steps
         for sequence in plan.decodes:
             before = sequence.num_computed

@@ -49,6 +49,8 @@ class Flight:
         self._waited_s = dict.fromkeys(REASONS, 0.0)
         self._waited_at_arrival: dict[str, dict[str, float]] = {}
         self._evicted_before = 0
+        self._num_preempted = 0
+        """Since the last step was told: where nothing else could be computed there is none."""
         self._begin_ns = 0
         self._next_sample_ns = 0
         self._totals = Counter[str]()
@@ -106,13 +108,21 @@ class Flight:
         )
         self.recorder.finish(slot, "rejected", finish_reason="rejected", error=reason)
 
-    def forked(self, sequence: Sequence, at_ns: int) -> None:
-        """It begins from the blocks of a sibling that computed their prompt."""
+    def forked(self, sequence: Sequence, leader: Sequence, at_ns: int) -> None:
+        """It begins from the blocks of the sibling that computed their prompt, for which it waited."""
+        self._waited_at_arrival.pop(sequence.request_id, None)
+        waited = {name: s for name, s in leader.columns.get("labels", {}).items() if name.startswith("waited_on_")}
+        if leader.scheduled_ns is not None:
+            waited["waited_on_dependency_s"] = f"{(at_ns - leader.scheduled_ns) / 1e9:.6f}"
+        sequence.columns["labels"] = {**sequence.columns.get("labels", {}), **waited}
+        self._count_look_up(sequence, sequence.num_computed)
         self._first_admission(sequence, sequence.num_computed, (at_ns, at_ns))
 
     def ended(self, sequence: Sequence, state: str, reason: str) -> None:
         """It finished (its last token came in the step that ended just now), or was aborted."""
-        self._waited_at_arrival.pop(sequence.request_id, None)
+        if self._waited_at_arrival.get(sequence.request_id) is not None:
+            self._count_wait(self.recorder.clock.monotonic_ns())
+            self._tell_wait(sequence)
         totals = self._totals
         totals["requests_finished_total" if state == "finished" else "requests_failed_total"] += 1
         totals["prompt_tokens_total"] += sequence.num_prompt
@@ -129,20 +139,18 @@ class Flight:
     def skip_step(self, schedule: Schedule) -> None:
         """Nothing could be computed; what is held up stays so."""
         self._held_up(schedule.held_up_by)
+        self._gave_way(schedule)
 
     def planned(self, schedule: Schedule) -> None:
         """The step is decided; the executor has not begun."""
         recorder = self.recorder
         self._held_up(schedule.held_up_by)
-        for victim, cause in schedule.preempted:
-            victim.columns.setdefault("labels", {})["preempted_for"] = cause
-            recorder.note(victim.slot, labels=victim.columns["labels"])
-            recorder.preempt(victim.slot)
+        self._gave_way(schedule)
         for admission in schedule.admitted:
             sequence = admission.sequence
             if sequence.num_preemptions == 0:
                 self._first_admission(sequence, admission.found_tokens, admission.lookup_ns)
-            elif admission.found_tokens and sequence.num_pending > 1:
+            elif admission.found_tokens and not admission.is_swapped:
                 sequence.columns["self_hit_tokens"] = (
                     sequence.columns.get("self_hit_tokens", 0) + admission.found_tokens
                 )
@@ -170,37 +178,44 @@ class Flight:
         awaiting = engine.scheduler.num_kept + engine.num_awaited  # siblings wait for their prompt
         oldest = waiting.oldest()
         batch = len(plan.decodes) + len(plan.prefills)
-        evicted = 0
-        if result.steps == 1:  # what a run of equal steps evicted is told with the next single step
-            evicted, self._evicted_before = pool.num_evicted - self._evicted_before, pool.num_evicted
+        evicted, self._evicted_before = pool.num_evicted - self._evicted_before, pool.num_evicted
+        preempted, self._num_preempted = self._num_preempted, 0
         probe_s = engine.costs.probe()
-        step = self.recorder.end_step(
-            num_running=batch,
-            num_waiting_prefill=waiting.num_new + awaiting,
-            num_waiting_decode=waiting.num_again,
-            prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
-            decode_tokens=len(plan.decodes),
-            recomputed_tokens=sum(chunk.num_recomputed for chunk in plan.prefills),
-            num_preempted=len(schedule.preempted),
-            blocks_total=pool.num_blocks,
-            blocks_used=pool.num_referenced,
-            blocks_reserved=engine.scheduler.watermark,
-            blocks_cached=pool.num_cached,
-            blocks_evicted=evicted,
-            batch_size=batch,
-            schedule_s=schedule_s / result.steps,
-            forward_s=result.forward_s / result.steps,
-            sample_s=result.sample_s / result.steps,
-            kv_load_s=result.load_s / result.steps,
-            oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
-            at_ns=now_ns,
-            repeat=result.steps,
-            probe_s=None if probe_s is None else probe_s * result.steps,
-            waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
-            waiting_on_budget=num_waiting if held_up_by == "budget" else 0,
-            waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
-            waiting_on_dependency=awaiting + (num_waiting if held_up_by == "dependency" else 0),
-        )
+
+        def tell(repeat: int, at_ns: int, evicted: int, preempted: int) -> int:
+            return self.recorder.end_step(
+                num_running=batch,
+                num_waiting_prefill=waiting.num_new + awaiting,
+                num_waiting_decode=waiting.num_again,
+                prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
+                decode_tokens=len(plan.decodes),
+                recomputed_tokens=sum(chunk.num_recomputed for chunk in plan.prefills),
+                num_preempted=preempted,
+                blocks_total=pool.num_blocks,
+                blocks_used=pool.num_referenced,
+                blocks_reserved=engine.scheduler.watermark,
+                blocks_cached=pool.num_cached,
+                blocks_evicted=evicted,
+                batch_size=batch,
+                schedule_s=schedule_s / result.steps,
+                forward_s=result.forward_s / result.steps,
+                sample_s=result.sample_s / result.steps,
+                kv_load_s=result.load_s / result.steps,
+                oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
+                at_ns=at_ns,
+                repeat=repeat,
+                probe_s=None if probe_s is None else probe_s * repeat,
+                waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
+                waiting_on_budget=num_waiting if held_up_by == "budget" else 0,
+                waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
+                waiting_on_dependency=awaiting + (num_waiting if held_up_by == "dependency" else 0),
+            )
+
+        repeat = result.steps
+        if repeat > 1 and (evicted or preempted):  # of equal steps the first did that, once
+            tell(1, self._begin_ns + (now_ns - self._begin_ns) // repeat, evicted, preempted)
+            repeat, evicted, preempted = repeat - 1, 0, 0
+        step = tell(repeat, now_ns, evicted, preempted)
         for columns in result.checks:
             self.recorder.row("check", now_ns, batch_id=f"{self.recorder.worker}-{step}", **columns)
         self._count(schedule)
@@ -221,7 +236,8 @@ class Flight:
         )
 
     def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
-        self.recorder.block_events("hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size)
+        reason = "self" if sequence.num_preemptions else None  # its own blocks, found again
+        self.recorder.block_events("hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size, reason=reason)
 
     def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         self.recorder.block_events(
@@ -243,31 +259,52 @@ class Flight:
         )
 
     def _first_admission(self, sequence: Sequence, found_tokens: int, lookup_ns: tuple[int, int]) -> None:
-        at_ns = lookup_ns[1]
-        self._count_wait(at_ns)
-        before = self._waited_at_arrival.pop(sequence.request_id, self._waited_s)
-        waited = {name: self._waited_s[name] - before[name] for name in REASONS}
-        labels = sequence.columns.setdefault("labels", {})
-        labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
-        columns: dict[str, object] = {"labels": labels} if labels else {}
+        self._tell_wait(sequence)
+        columns: dict[str, object] = {}
         if self._config.prefix_caching or found_tokens:
             loaded = min(sequence.columns.get("cached_tokens_host") or 0, found_tokens)
             columns["cached_tokens"], columns["cached_tokens_device"] = found_tokens, found_tokens - loaded
+            if (
+                "cached_tokens_host" in sequence.columns
+            ):  # of what was loaded, some may have been evicted before its turn
+                columns["cached_tokens_host"] = loaded
             columns["prompt_blocks"] = sequence.hashes[: sequence.num_prompt // self._size]
         columns["computed_tokens"] = sequence.num_prompt - found_tokens
         self.recorder.note(sequence.slot, **columns)
         if lookup_ns[1] > lookup_ns[0]:
             self.recorder.span(sequence.slot, "cache_lookup", *lookup_ns)
 
+    def _gave_way(self, schedule: Schedule) -> None:
+        """Who had to give its blocks back, and for whom."""
+        for victim, cause in schedule.preempted:
+            victim.columns.setdefault("labels", {})["preempted_for"] = cause
+            self.recorder.note(victim.slot, labels=victim.columns["labels"])
+            self.recorder.preempt(victim.slot)
+        self._totals["preemptions_total"] += len(schedule.preempted)
+        self._num_preempted += len(schedule.preempted)
+
+    def _tell_wait(self, sequence: Sequence) -> None:
+        """Seconds by reason that it waited for its first step, counted up to now, as labels."""
+        before = self._waited_at_arrival.pop(sequence.request_id, None)
+        labels = sequence.columns.setdefault("labels", {})
+        if before is not None:
+            waited = {name: self._waited_s[name] - before[name] for name in REASONS}
+            labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
+        if labels:
+            self.recorder.note(sequence.slot, labels=labels)
+
     def _count(self, schedule: Schedule) -> None:
         totals, plan = self._totals, schedule.plan
-        totals["preemptions_total"] += len(schedule.preempted)
         for admission in schedule.admitted:
-            if admission.sequence.num_preemptions == 0 and self._config.prefix_caching:
-                totals["prefix_queries_tokens_total"] += admission.sequence.num_prompt
-                totals["prefix_hits_tokens_total"] += admission.found_tokens
+            if admission.sequence.num_preemptions == 0:
+                self._count_look_up(admission.sequence, admission.found_tokens)
         for chunk in plan.prefills:
             totals["prompt_tokens_computed_total"] += chunk.num_tokens
+
+    def _count_look_up(self, sequence: Sequence, found_tokens: int) -> None:
+        if self._config.prefix_caching:
+            self._totals["prefix_queries_tokens_total"] += sequence.num_prompt
+            self._totals["prefix_hits_tokens_total"] += found_tokens
 
     def _sample(self, engine: Engine, now_ns: int) -> None:
         """The gauges and counters that an engine shows on its metrics page."""

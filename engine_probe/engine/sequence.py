@@ -94,6 +94,15 @@ class Sequence:
         return self.num_prompt + self.num_output - self.num_computed
 
     @property
+    def is_in_prompt(self) -> bool:
+        """What it computes next is a prompt's (or a preemption's) tokens, be it the last one alone, and no decode.
+
+        The last prompt token of siblings is each one's own, and goes with the decodes.
+        """
+        computed = self.num_computed
+        return self.num_prompt + self.num_output - computed > 1 or (computed < self.num_prompt and not self.is_forked)
+
+    @property
     def num_left(self) -> int:
         """Output tokens still allowed."""
         return self.params.max_tokens - self.num_output
