@@ -21,7 +21,7 @@ from collector.experiments.judging import common_facts
 from collector.experiments.runner import Folder, Ran
 from collector.experiments.workload import Asked, Workload, asked
 from diagnosis.experiments.design import Arm, Trial
-from diagnosis.experiments.observed import REUSABLE
+from diagnosis.experiments.observed import CALL, REUSABLE
 from engine_probe.clock import Clock
 from engine_probe.engine.traffic.call import Call
 from engine_probe.errors import EngineUnreachable, UsageError
@@ -203,8 +203,10 @@ class EndpointRunner:
                 **writer.body(call, salt),
                 **sampling(call.output_tokens, seed=self._seed, temperature=_temperature(trial.arm)),
             }
-            labels = {"arm": trial.arm.name, **({REUSABLE: "0"} if imitates_off else {})}
-            asks.append(Ask(call, path_of(writer.kind), body, labels))
+            labels = {"arm": trial.arm.name, CALL: call.request_id, **({REUSABLE: "0"} if imitates_off else {})}
+            # The id that the engine is told says the arm too, so that the engine's own rows of it join this run's alone.
+            named = replace(call, request_id=f"{trial.arm.name}-{call.request_id}")
+            asks.append(Ask(named, path_of(writer.kind), body, labels))
         return asks
 
     def _endpoint(self, arm: Arm) -> Endpoint:

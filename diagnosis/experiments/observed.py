@@ -22,6 +22,8 @@ CLASSES = ("hit", "partial", "miss", "new")
 """hit: all that could be reused was; miss: none of it; partial: between; new: there was nothing to reuse."""
 REUSABLE = "reusable_tokens"
 """Label of a request whose sender knows how much of its prompt had been sent before."""
+CALL = "call"
+"""Label: the call that a request is, where its id says the arm too."""
 FULL_SHARE = 0.9
 """Of what could be reused: from here on it is a hit. The last block is always computed, and one may still be under way."""
 
@@ -110,7 +112,10 @@ def observe(
     return Observed(
         run_id=run_id,
         vantage=vantage,
-        key=np.array(table["request_id"].to_pylist(), dtype=object),
+        key=np.array(
+            [row.get(CALL, name) for row, name in zip(labels, table["request_id"].to_pylist(), strict=True)],
+            dtype=object,
+        ),
         arrival_s=arrival,
         end_s=end,
         ttft_s=_known(np.where(finished, first - arrival, np.nan)),

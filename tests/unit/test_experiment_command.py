@@ -213,6 +213,9 @@ def test_an_endpoint_with_a_reset(kvscope: Kvscope, server: ScriptedOpenAi, out:
     assert "/reset_prefix_cache before each run" in text
     assert "latency counts from the instant at which a call was due" in text
     assert {path.name for path in (Path(out) / "D" / "1").iterdir()} == {"kind=request"}
+    ids = pq.read_table(Path(out) / "D" / "2" / "kind=request", partitioning=None)["request_id"].to_pylist()
+    assert ids[0] == "D-r2-000000"  # told to the engine, whose own rows join these and no other arm's
+    assert "same calls" in (Path(out) / "report.md").read_text()
 
 
 def test_an_endpoint_without_a_reset_is_kept_apart_by_a_new_word(kvscope: Kvscope, out: str) -> None:
