@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from diagnosis.lab.clients import client_rows
-from diagnosis.lab.scene import Scene
+from diagnosis.lab.scene import IDLE_S, Scene
 from engine_probe.engine.fleet.build import build_fleet, recorders
 from engine_probe.engine.fleet.front_ends import ThreadPoolFrontEnd
 from engine_probe.engine.fleet.virtual_fleet import Tally, VirtualFleet
@@ -48,7 +48,7 @@ def play(scene: Scene, run_id: str) -> Played:
         engine_class=scene.engine_class,
     )
     for after_s, hook in scene.hooks:
-        _at(fleet, round((scene.warmup_s + after_s) * 1e9), hook)
+        _at(fleet, round((IDLE_S + scene.warmup_s + after_s) * 1e9), hook)
     calls = list(scene.calls())
     if scene.cancels:
         for call in calls[scene.cancels - 1 :: scene.cancels]:
@@ -61,7 +61,7 @@ def play(scene: Scene, run_id: str) -> Played:
         tables["request"] = client_rows(tables["request"], scene.clients, run_id)
     for edit in scene.edits:
         tables = edit(tables)
-    start_ns = EPOCH_NS + round(scene.warmup_s * 1e9)
+    start_ns = EPOCH_NS + round((IDLE_S + scene.warmup_s) * 1e9)
     return Played(tables, tally, start_ns, EPOCH_NS + max(call.at_ns for call in calls) + 1)
 
 

@@ -35,6 +35,8 @@ RATE = 40.0
 NUM_REQUESTS = 2000
 WARMUP_S = 8.0
 """Calls of the first seconds fill the caches; they are labelled as warm-up and judged by nobody."""
+IDLE_S = 100.0
+"""The fleet is started so long before its first call: a start is not what these runs are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,11 @@ class Scene:
         return self.traffic.num_requests / self.traffic.rate - self.warmup_s
 
     def calls(self) -> Iterator[Call]:
-        """All calls in order of arrival, those of the warm-up labelled."""
-        until_ns = round(self.warmup_s * 1e9)
+        """All calls in order of arrival on the run's clock, those of the warm-up labelled."""
+        idle_ns, until_ns = round(IDLE_S * 1e9), round(self.warmup_s * 1e9)
         for call in merge(self.traffic.calls(), *(more.calls() for more in self.extra), key=_arrival):
-            yield replace(call, labels={"phase": "warmup"}) if call.at_ns < until_ns else call
+            labels = {"phase": "warmup"} if call.at_ns < until_ns else call.labels
+            yield replace(call, at_ns=call.at_ns + idle_ns, labels=labels)
 
 
 def base_scene(num_requests: int = NUM_REQUESTS, seed: int = 1) -> Scene:
@@ -99,7 +102,7 @@ def base_scene(num_requests: int = NUM_REQUESTS, seed: int = 1) -> Scene:
             find_shape("llama-3-8b"),
             find_hardware("a100"),
             num_workers=4,
-            num_blocks=4000,
+            num_blocks=8000,
             engine=EngineConfig(scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048)),
             router=RouterSettings(policy="affinity_with_load"),
             seed=seed,
@@ -145,10 +148,13 @@ def with_traffic(scene: Scene, **changes: object) -> Scene:
 
 
 def at_rate(scene: Scene, rate: float) -> Scene:
-    """The scene whose main traffic comes at this rate, as many calls of it judged as before."""
+    """The scene whose main traffic comes at this rate, as many calls of it judged as before; other traffic lasts as long."""
     main = scene.traffic
     judged = main.num_requests - round(main.rate * scene.warmup_s)
-    return with_traffic(scene, rate=rate, num_requests=judged + round(rate * scene.warmup_s))
+    changed = replace(main, rate=rate, num_requests=judged + round(rate * scene.warmup_s))
+    seconds = changed.num_requests / rate
+    extra = tuple(replace(more, num_requests=max(1, round(more.rate * seconds))) for more in scene.extra)
+    return replace(scene, traffic=changed, extra=extra)
 
 
 def with_costs(scene: Scene, **changes: float) -> Scene:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.lab.fault import Expected, Fault, Severity
-from diagnosis.lab.scene import Scene, with_costs
+from diagnosis.lab.scene import Scene, with_costs, with_fleet
 
 NEVER = (
     "load_step",
@@ -21,6 +21,11 @@ def _lookup(scene: Scene, severity: float) -> Scene:
 
 def _scan(scene: Scene, severity: float) -> Scene:
     return with_costs(scene, scan_block_s=severity * 1e-6)
+
+
+def _evicting(scene: Scene, severity: float) -> Scene:
+    """Pools that are full, so that every prompt evicts."""
+    return with_fleet(scene, num_blocks=2500)
 
 
 def _lock(scene: Scene, severity: float) -> Scene:
@@ -47,6 +52,7 @@ FAULTS = (
         Severity(0.1, 0.3, 0.5, "microseconds a cached block"),
         Expected(("eviction_overhead",), (), NEVER),
         _scan,
+        _evicting,
     ),
     Fault(
         "cache_lock_contention",

@@ -64,6 +64,12 @@ def _large_unit(scene: Scene, severity: float) -> Scene:
     return with_engine(scene, min_reuse_tokens=2 * scene.traffic.shared_tokens)
 
 
+def _many_prefixes(scene: Scene, severity: float) -> Scene:
+    """Long ones, and enough of them that filling the caches takes a while, in a window that is longer than that."""
+    long = with_traffic(scene, groups=50, skew=0.4, shared_ratio=0.95, shared_tokens=2048, own_tokens=Lengths(32, 256))
+    return at_rate(long, 20.0)
+
+
 def _restart(scene: Scene, severity: float) -> Scene:
     """Every cache is lost so many times in the window."""
 
@@ -73,7 +79,7 @@ def _restart(scene: Scene, severity: float) -> Scene:
 
     times = int(severity)
     for turn in range(times):
-        scene = with_hook(scene, (turn + 0.1) / times * scene.measured_s, reset)
+        scene = with_hook(scene, (turn + 0.05) / times * scene.measured_s, reset)
     return scene
 
 
@@ -118,8 +124,9 @@ FAULTS = (
         "cold_start",
         "traffic shape",
         "The caches are lost, and what was shared is computed again by whoever comes first",
-        Severity(3, 6, 12, "times in the window"),
+        Severity(1, 1, 2, "times in the window"),
         Expected(("cold_start",), (), (*NOT_THE_POOL, "load_step", "length_shift", "mix_shift")),
         _restart,
+        _many_prefixes,
     ),
 )
