@@ -18,7 +18,7 @@ from typing import Any
 
 from collector.experiments.arm_settings import NO, YES
 from collector.experiments.judging import common_facts
-from collector.experiments.runner import Folder, Ran
+from collector.experiments.runner import Folder, Ran, counting_begins
 from collector.experiments.workload import Asked, Workload, asked
 from diagnosis.experiments.design import Arm, Trial
 from diagnosis.experiments.observed import CALL, REUSABLE
@@ -252,7 +252,9 @@ def _temperature(arm: Arm) -> float:
 def _ran(trial: Trial, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path | None) -> Ran:
     table = table_from_rows("request", [{**row, "run_id": trial.run_id} for row in rows])
     if folder is not None:
+        first = min(row["arrival_ns"] for row in rows if row["labels"].get("phase") != "warmup")
+        mark = table_from_rows("mark", [{"at_ns": first, "run_id": trial.run_id, **counting_begins(trial)}])
         sink = FileSink(folder)
-        sink.write({"request": table})
+        sink.write({"request": table, "mark": mark})
         sink.close()
     return Ran(trial.run_id, {"request": table}, facts)

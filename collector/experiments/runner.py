@@ -25,6 +25,17 @@ class Ran:
     facts: Mapping[str, Any]
 
 
+def counting_begins(trial: Trial) -> dict[str, Any]:
+    """Columns of the `mark` with which the counted stretch of a run begins."""
+    arm = trial.arm
+    return {
+        "mark": "experiment",
+        "subject": trial.run_id,
+        "text": f"arm {arm.name}, repeat {trial.repeat}: counting begins, {'warm' if arm.is_warm else 'cold'}",
+        "attrs": {**arm.settings, "arm": arm.name, "repeat": str(trial.repeat), "turn": str(trial.turn)},
+    }
+
+
 class Runner(Protocol):
     """Serves the calls of runs."""
 

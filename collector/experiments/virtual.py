@@ -18,11 +18,12 @@ import pyarrow as pa
 
 from collector.experiments.arm_settings import VirtualArm, virtual_arm, with_load
 from collector.experiments.judging import common_facts
-from collector.experiments.runner import Folder, Ran
+from collector.experiments.runner import Folder, Ran, counting_begins
 from collector.experiments.workload import NS, Asked, Workload, asked, expected_s
 from diagnosis.experiments.design import Arm, Trial
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.fleet.build import build_fleet, recorders
+from engine_probe.engine.fleet.virtual_fleet import VirtualFleet
 from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import EPOCH_NS, VirtualClock
 from engine_probe.engine.virtual_costs import VirtualCosts, charged_hardware
@@ -122,8 +123,10 @@ def run_one(plan: VirtualTrial) -> Ran:
     if is_cold and is_open and work.num_warmup:
         fleet.at(max(work.counted_ns - 1, 0), lambda at_ns: _reset(fleet.engines, at_ns))
     calls: Iterator[Call] = iter(work.calls)
-    if is_cold and not is_open and work.num_warmup:
-        calls = _resetting(work, fleet.engines)
+    if is_open:
+        fleet.router.recorder.row("mark", work.counted_ns, **counting_begins(trial))
+    else:
+        calls = _closed(work, trial, fleet)
     tally = fleet.run(calls)
     for recorder in recorders(fleet):
         recorder.close()
@@ -150,11 +153,14 @@ def _reset(engines: Sequence[Engine], at_ns: int | None) -> None:
         engine.reset_prefix_cache()
 
 
-def _resetting(work: Asked, engines: Sequence[Engine]) -> Iterator[Call]:
-    """The calls; the caches are emptied as the first that counts is asked for (a closed loop has no instant for it)."""
+def _closed(work: Asked, trial: Trial, fleet: VirtualFleet) -> Iterator[Call]:
+    """The calls of a closed loop, which has no instant at which counting begins: it is when the first that counts is asked for."""
     for number, call in enumerate(work.calls):
         if number == work.num_warmup:
-            _reset(engines, None)
+            if not trial.arm.is_warm and work.num_warmup:
+                _reset(fleet.engines, None)
+            now = max(engine.clock.monotonic_ns() for engine in fleet.engines)
+            fleet.router.recorder.row("mark", now, **counting_begins(trial))
         yield call
 
 

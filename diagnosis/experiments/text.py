@@ -6,10 +6,22 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diagnosis.experiments.tables import (
+    STATISTICS,
+    class_rows,
+    difference_rows,
+    effect_rows,
+    level_rows,
+    load_rows,
+    phase_rows,
+    pressure_rows,
+    queue_rows,
+    ttft_rows,
+    worker_rows,
+)
 from diagnosis.text import table
-from diagnosis.wording import interval, number, percent, seconds, signed
+from diagnosis.wording import seconds, signed
 
-STATISTICS = {"mean": "mean", "p50": "P50", "p95": "P95", "p99": "P99", "p99_9": "P99.9"}
 WIDTH = 80
 
 
@@ -19,14 +31,14 @@ def render(document: Mapping[str, Any], width: int = WIDTH) -> str:
     parts = [
         _wrap(f"{document['name']}: {first['baseline']} against {first['suspect']}", width),
         _wrap(_headline(document, first), width) + "\n" + _readings(first, width),
-        "TTFT by arm\n" + _plain(_ttft_rows(document)),
+        "TTFT by arm\n" + _plain(ttft_rows(document)),
         *(_difference_text(found, width) for found in document["contrasts"]),
-        "By what the cache gave\n" + _plain(_class_rows(document)) if len(_class_rows(document)) > 1 else "",
-        "Where a request's time went, mean\n" + _plain(_phase_rows(document)) if len(_phase_rows(document)) > 1 else "",
-        "Queues\n" + _plain(_queue_rows(document)) if len(_queue_rows(document)) > 1 else "",
-        "Load that was really there\n" + _plain(_load_rows(document)),
+        "By what the cache gave\n" + _plain(class_rows(document)) if len(class_rows(document)) > 1 else "",
+        "Where a request's time went, mean\n" + _plain(phase_rows(document)) if len(phase_rows(document)) > 1 else "",
+        "Queues\n" + _plain(queue_rows(document)) if len(queue_rows(document)) > 1 else "",
+        "Load that was really there\n" + _plain(load_rows(document)),
         f"Meanwhile, {first['baseline']} to {first['suspect']} (* beyond noise and 10 %)\n"
-        + _plain(_effect_rows(first)),
+        + _plain(effect_rows(first)),
         "Held fixed\n" + _fixed(document, width),
         "\n".join(_wrap(f"note  {note}", width, 6) for note in document["notes"]),
     ]
@@ -39,8 +51,8 @@ def render_short(document: Mapping[str, Any], width: int = WIDTH) -> str:
     return "\n\n".join(
         [
             _wrap(_headline(document, first), width) + "\n" + _readings(first, width),
-            _plain(_ttft_rows(document)),
-            "Queues\n" + _plain(_queue_rows(document)),
+            _plain(ttft_rows(document)),
+            "Queues\n" + _plain(queue_rows(document)),
         ]
     )
 
@@ -51,18 +63,16 @@ def render_markdown(document: Mapping[str, Any], version: str) -> str:
     for found in document["contrasts"]:
         readings = "\n".join(_reading_markdown(reading) for reading in found["reading"])
         sections.append(
-            f"## {found['baseline']} to {found['suspect']}\n\n{readings}\n\n" + _markdown(_difference_rows(found))
+            f"## {found['baseline']} to {found['suspect']}\n\n{readings}\n\n" + _markdown(difference_rows(found))
         )
-        sections.append(
-            f"### Meanwhile, {found['baseline']} to {found['suspect']}\n\n" + _markdown(_effect_rows(found))
-        )
-        sections.append("### Only when on\n\n" + _markdown(_pressure_rows(found)))
+        sections.append(f"### Meanwhile, {found['baseline']} to {found['suspect']}\n\n" + _markdown(effect_rows(found)))
+        sections.append("### Only when on\n\n" + _markdown(pressure_rows(found)))
     for title, rows in (
-        ("TTFT by arm", _ttft_rows(document)),
-        ("By what the cache gave", _class_rows(document)),
-        ("Where a request's time went, mean", _phase_rows(document)),
-        ("Workers", _worker_rows(document)),
-        ("Load that was really there", _load_rows(document)),
+        ("TTFT by arm", ttft_rows(document)),
+        ("By what the cache gave", class_rows(document)),
+        ("Where a request's time went, mean", phase_rows(document)),
+        ("Workers", worker_rows(document)),
+        ("Load that was really there", load_rows(document)),
     ):
         if len(rows) > 1:
             sections.append(f"## {title}\n\n" + _markdown(rows))
@@ -79,7 +89,7 @@ def render_sweep(document: Mapping[str, Any], width: int = WIDTH) -> str:
     parts = [
         _wrap(document["knee"]["sentence"], width),
         f"Breaks where: {document['knee']['rule']}",
-        _plain(_level_rows(document)),
+        _plain(level_rows(document)),
         "Held fixed\n" + _fixed(document, width),
         "\n".join(_wrap(f"note  {note}", width, 6) for note in document["notes"]),
     ]
@@ -94,7 +104,7 @@ def render_sweep_markdown(document: Mapping[str, Any], version: str) -> str:
             [
                 f"# Sweep: {document['name']}",
                 f"{knee['sentence']} Breaks where: {knee['rule']}.",
-                _markdown(_level_rows(document)),
+                _markdown(level_rows(document)),
                 "## Held fixed\n\n"
                 + _markdown([["what", "value"], *([k, _told(v)] for k, v in document["fixed"].items())]),
                 "## Notes\n\n" + "\n".join(f"- {note}" for note in [*document["notes"], f"kvscope {version}"]),
@@ -133,202 +143,7 @@ def _difference_text(found: Mapping[str, Any], width: int) -> str:
     title = f"TTFT, {found['baseline']} to {found['suspect']}: " + "; ".join(
         r["kind"].replace("_", " ") for r in found["reading"]
     )
-    return _wrap(title, width) + "\n" + _plain(_difference_rows(found))
-
-
-def _difference_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["", "difference", "95 %"]]
-    for name, label in STATISTICS.items():
-        row = found["difference"]["ttft"][name]
-        if row["value"] is not None and (name != "p99_9" or row["interval_95"] is not None):
-            rows.append([label, signed(row["value"]), _interval(row)])
-    classes = found["same_calls_by_class"]
-    for name, row in classes.items():
-        if name == "not_hit" and len(classes) - ("hit" in classes) <= 2:
-            continue  # it is the one other class
-        label = "not a hit" if name == "not_hit" else name
-        rows.append([f"same calls, {label}", signed(row["value"]), interval(row["interval_95"])])
-    return rows
-
-
-def _ttft_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    names = [
-        n
-        for n in STATISTICS
-        if n != "p99_9" or any(arm["latency"]["ttft"][n]["interval_95"] for arm in document["arms"])
-    ]
-    rows = [["", "n", *(STATISTICS[name] for name in names), "95 % of the mean", "95 % of P99"]]
-    for arm in document["arms"]:
-        told = arm["latency"]["ttft"]
-        ends = [_plain_interval(told[name]) for name in ("mean", "p99")]
-        rows.append([_name(arm), f"{arm['num_requests']:,}", *(seconds(told[name]["value"]) for name in names), *ends])
-    return rows
-
-
-def _class_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["", "class", "n", "share", "mean", "P50", "P99"]]
-    for arm in document["arms"]:
-        for name, row in arm["by_class"].items():
-            told = [seconds(row["ttft"][s]["value"]) for s in ("mean", "p50", "p99")]
-            rows.append([arm["arm"], name, f"{row['num_requests']:,}", percent(row["share"]), *told])
-    return rows
-
-
-def _phase_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    names = [n for n in dict.fromkeys(n for arm in document["arms"] for n in arm["phases_mean_s"]) if any((arm["phases_mean_s"].get(n) or 0) > 5e-6 for arm in document["arms"])]  # fmt: skip
-    if not names:
-        return []
-    return [
-        ["", *names],
-        *([arm["arm"], *(seconds(arm["phases_mean_s"].get(n)) for n in names)] for arm in document["arms"]),
-    ]
-
-
-def _queue_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """One row an arm: the worker that queues most, and the others together."""
-    rows = [["", "queues most", "requests", "wait, mean", "others' wait", "its queue, mean", "most"]]
-    for arm in document["arms"]:
-        told = [row for row in arm["workers"] if row["queue_mean_s"] is not None]
-        if not told:
-            continue
-        first = max(told, key=lambda row: row["queue_mean_s"] * row["num_requests"])
-        others = [row for row in told if row is not first]
-        count = sum(row["num_requests"] for row in others)
-        waited = sum(row["queue_mean_s"] * row["num_requests"] for row in others)
-        elsewhere = seconds(waited / count) if count else "-"
-        queue = [_number(first["waiting_mean"]), _count(first["waiting_max"])]
-        rows.append(
-            [
-                arm["arm"],
-                first["worker"],
-                f"{first['num_requests']:,}",
-                seconds(first["queue_mean_s"]),
-                elsewhere,
-                *queue,
-            ]
-        )
-    return rows
-
-
-def _worker_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["", "worker", "requests", "wait, mean", "in its queue, mean", "most"]]
-    for arm in document["arms"]:
-        for row in arm["workers"]:
-            waiting = "unknown" if row["waiting_mean"] is None else f"{row['waiting_mean']:.2f}"
-            most = "unknown" if row["waiting_max"] is None else f"{row['waiting_max']}"
-            rows.append(
-                [arm["arm"], row["worker"], f"{row['num_requests']:,}", seconds(row["queue_mean_s"]), waiting, most]
-            )
-    return rows
-
-
-def _load_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    rows = [
-        [
-            "",
-            "arrivals/s",
-            "under way",
-            "most",
-            "good/s",
-            "tokens/s",
-            "evicted blocks",
-            "preempted",
-            "unfinished",
-            "warm-up",
-        ]
-    ]
-    for arm in document["arms"]:
-        told = [arm[key]["value"] for key in ("arrival_rate", "concurrency", "goodput_rps", "output_tokens_per_s")]
-        rate, under_way, good, tokens = (_number(value) for value in told)
-        rows.append(
-            [
-                arm["arm"],
-                rate,
-                under_way,
-                str(arm["concurrency_max"]),
-                good,
-                tokens,
-                *(_count(arm[key]) for key in ("evicted_blocks", "preemptions", "num_unfinished")),
-                str(arm["num_warmup_left_out"]),
-            ]
-        )
-    return rows
-
-
-def _effect_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["", found["baseline"], found["suspect"], "difference, 95 %", "*"]]
-    for row in found["side_effects"]:
-        show = seconds if row["metric"].endswith("_s") and "per_s" not in row["metric"] else _number
-        ends = row["interval_95"]
-        between = "-" if ends is None else f"{show(ends[0])} to {'any' if ends[1] is None else show(ends[1])}"
-        rows.append(
-            [row["metric"], show(row["baseline"]), show(row["suspect"]), between, "*" if row["changed"] else ""]
-        )
-    return rows
-
-
-def _pressure_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["", found["baseline"], found["suspect"]]]
-    return rows + [
-        [name.replace("_", " "), _count(row["baseline"]), _count(row["suspect"])]
-        for name, row in found["only_when_on"].items()
-    ]
-
-
-def _level_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    rows = [
-        [
-            document["unit"],
-            "n",
-            "mean",
-            "P50",
-            "P95",
-            "P99",
-            "95 % of P99",
-            "arrivals/s",
-            "under way",
-            "good/s",
-            "tokens/s",
-        ]
-    ]
-    for level in document["levels"]:
-        told = level["latency"]["ttft"]
-        mark = "  <- knee" if level["load"] == document["knee"]["load"] else ""
-        rows.append(
-            [
-                f"{level['load']:g}",
-                f"{level['num_requests']:,}",
-                *(seconds(told[name]["value"]) for name in ("mean", "p50", "p95", "p99")),
-                _plain_interval(told["p99"]),
-                *(_number(level[key]["value"]) for key in ("arrival_rate", "concurrency", "goodput_rps")),
-                _number(level["output_tokens_per_s"]["value"]) + mark,
-            ]
-        )
-    return rows
-
-
-def _name(arm: Mapping[str, Any]) -> str:
-    return f"{arm['arm']} ({arm['start']})"
-
-
-def _interval(row: Mapping[str, Any]) -> str:
-    return interval(row["interval_95"]) if row["interval_95"] else f"none: {(row['reason'] or '').rpartition('; ')[2]}"
-
-
-def _plain_interval(row: Mapping[str, Any]) -> str:
-    ends = row["interval_95"]
-    if not ends:
-        return "-"
-    low = seconds(max(ends[0], 0.0))
-    return f"{low} or more" if ends[1] is None else f"{low} to {seconds(ends[1])}"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else number(value) if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _count(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
+    return _wrap(title, width) + "\n" + _plain(difference_rows(found))
 
 
 def _told(value: Any) -> str:

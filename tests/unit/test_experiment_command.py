@@ -101,6 +101,11 @@ def test_every_row_of_every_run_is_kept(kvscope: Kvscope, out: str) -> None:
         assert phases.count("warmup") == 4
         assert table["token_ns"].null_count == 0
         assert (Path(out) / run / "kind=step").is_dir()
+        marks = pq.read_table(Path(out) / run / "kind=mark", partitioning=None).to_pylist()
+        (begins,) = [mark for mark in marks if mark["mark"] == "experiment"]
+        counted = [row["arrival_ns"] for row in table.to_pylist() if "phase" not in dict(row["labels"])]
+        assert begins["at_ns"] == min(counted)
+        assert dict(begins["attrs"])["arm"] == run[0]
     assert (Path(out) / "D" / "1" / "kind=block").is_dir()
     report = (Path(out) / "report.md").read_text()
     assert report.startswith("# Experiment: cache off and on\n\n## B to D\n")
@@ -212,7 +217,7 @@ def test_an_endpoint_with_a_reset(kvscope: Kvscope, server: ScriptedOpenAi, out:
     assert "off is imitated" in text
     assert "/reset_prefix_cache before each run" in text
     assert "latency counts from the instant at which a call was due" in text
-    assert {path.name for path in (Path(out) / "D" / "1").iterdir()} == {"kind=request"}
+    assert {path.name for path in (Path(out) / "D" / "1").iterdir()} == {"kind=request", "kind=mark"}
     ids = pq.read_table(Path(out) / "D" / "2" / "kind=request", partitioning=None)["request_id"].to_pylist()
     assert ids[0] == "D-r2-000000"  # told to the engine, whose own rows join these and no other arm's
     assert "same calls" in (Path(out) / "report.md").read_text()
