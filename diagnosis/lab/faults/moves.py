@@ -95,7 +95,7 @@ FAULTS = (
         "decode_block_shortage",
         "moves",
         "The decode workers have too few blocks: finished prefills wait for room",
-        Severity(550, 450, 400, "KV blocks of each decode worker"),
+        Severity(550, 450, 430, "KV blocks of each decode worker"),
         Expected(("decode_block_shortage",), ("admission_blocked_on_blocks",), NEVER[:-1]),
         _small_decoders,
         _split,
