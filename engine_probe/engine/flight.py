@@ -118,8 +118,8 @@ class Flight:
         self._count_look_up(sequence, sequence.num_computed)
         self._first_admission(sequence, sequence.num_computed, (at_ns, at_ns))
 
-    def ended(self, sequence: Sequence, state: str, reason: str) -> None:
-        """It finished (its last token came in the step that ended just now), or was aborted."""
+    def ended(self, sequence: Sequence, state: str, reason: str, end_ns: int | None = None) -> None:
+        """It finished (its last token came in the step that ended just now), or was aborted, now or at this instant."""
         if self._waited_at_arrival.get(sequence.request_id) is not None:
             self._count_wait(self.recorder.clock.monotonic_ns())
             self._tell_wait(sequence)
@@ -127,7 +127,7 @@ class Flight:
         totals["requests_finished_total" if state == "finished" else "requests_failed_total"] += 1
         totals["prompt_tokens_total"] += sequence.num_prompt
         totals["output_tokens_total"] += sequence.num_output
-        self.recorder.finish(sequence.slot, state, finish_reason=reason, output_tokens=sequence.num_output)
+        self.recorder.finish(sequence.slot, state, end_ns, finish_reason=reason, output_tokens=sequence.num_output)
 
     # Steps
 

@@ -16,6 +16,7 @@ from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Move, Tie
 from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.fleet.router import Router
 from engine_probe.engine.fleet.virtual_fleet import VirtualFleet, _Ask
+from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import VirtualClock
 
@@ -32,6 +33,8 @@ class TieredFleet(VirtualFleet):
         super().__init__(engines, router, **others)
         self._tiers = tiers
         self._feed = feed
+        self._loading: dict[str, tuple[int, int]] = {}
+        """Requests whose KV is on its way: (arrival, begin of the load)."""
 
     def _submit(
         self, call: Call, at_ns: int, queued_ns: int, attempt: int, engine: Engine, clock: VirtualClock
@@ -42,8 +45,19 @@ class TieredFleet(VirtualFleet):
             super()._submit(call, at_ns, queued_ns, attempt, engine, clock)
             return
         engine.num_awaited += 1
+        self._loading[call.request_id] = (at_ns, queued_ns)
         self._wait_patiently(call, at_ns, queued_ns, attempt)
         self.at(move.end_ns, lambda now_ns: self._loaded(ask, move, at_ns, queued_ns, now_ns))
+
+    def _abort(self, ask: _Ask, at_ns: int, reason: str) -> bool:
+        begun = self._loading.pop(ask.call.request_id, None)
+        if begun is None:
+            return super()._abort(ask, at_ns, reason)
+        sequence = self._loaded_sequence(ask, *begun, at_ns)
+        flight = self.engines[ask.worker].flight
+        flight.arrived(sequence, at_ns)
+        flight.ended(sequence, "aborted", reason, at_ns)
+        return True
 
     def _load(self, call: Call, queued_ns: int, engine: Engine, worker: int) -> Move | None:
         tier = self._tiers[worker]
@@ -82,10 +96,14 @@ class TieredFleet(VirtualFleet):
         )
         if self._asks.get(call.request_id) is not ask:
             return  # its caller went away meanwhile
-        spans = [("frontend", at_ns, queued_ns), ("kv_load", queued_ns, now_ns)]
-        sequence = self._made(call, at_ns, ask.attempt, spans, self._tokens_here(call))
+        del self._loading[call.request_id]
+        sequence = self._loaded_sequence(ask, at_ns, queued_ns, now_ns)
         sequence.columns["cached_tokens_host"] = len(move.hashes) * engine.kv.block_size
         self._enter(sequence, now_ns, engine, clock)
+
+    def _loaded_sequence(self, ask: _Ask, at_ns: int, queued_ns: int, now_ns: int) -> EngineSequence:
+        spans = [("frontend", at_ns, queued_ns), ("kv_load", queued_ns, now_ns)]
+        return self._made(ask.call, at_ns, ask.attempt, spans, self._tokens_here(ask.call))
 
 
 class SplitFleet(VirtualFleet):
@@ -101,6 +119,17 @@ class SplitFleet(VirtualFleet):
 
     def _tokens_here(self, call: Call) -> int:
         return 1
+
+    def _step(self, worker: int, event_ns: int | None) -> None:
+        if worker >= self._handover.prefill_workers:
+            # A prefill that ends hands over: nobody who decodes does equal steps past that.
+            busy = [
+                self._clocks[index].now
+                for index in range(self._handover.prefill_workers)
+                if self.engines[index].has_work
+            ]
+            event_ns = min([*busy, *([] if event_ns is None else [event_ns])], default=None)
+        super()._step(worker, event_ns)
 
     def _left(self, worker: int) -> None:
         if worker < self._handover.prefill_workers:

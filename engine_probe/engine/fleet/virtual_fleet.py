@@ -122,8 +122,7 @@ class VirtualFleet:
         ask = self._asks.get(request_id)
         if ask is None:
             return False
-        self._clocks[ask.worker].advance_to(at_ns)
-        if not self.engines[ask.worker].abort(request_id, reason):
+        if not self._abort(ask, at_ns, reason):
             return False
         self.tally.aborted += 1
         self._end(request_id, at_ns)
@@ -269,14 +268,18 @@ class VirtualFleet:
         ask, patience = self._asks.get(call.request_id), self._patience
         if ask is None or patience is None or ask.attempt != attempt or ask.has_token:
             return
-        self._clocks[ask.worker].advance_to(at_ns)
-        self.engines[ask.worker].abort(call.request_id, "client_timeout")
+        self._abort(ask, at_ns, "client_timeout")
         self.tally.aborted += 1
         self._end(call.request_id, at_ns, goes_on=attempt < patience.max_retries)
         if attempt < patience.max_retries:
             self.tally.retries += 1
             again_ns = at_ns + round(patience.backoff_s * 1e9)
             self.at(again_ns, lambda at: self._ask(call, at, attempt + 1))
+
+    def _abort(self, ask: _Ask, at_ns: int, reason: str) -> bool:
+        """It ends where it is. False where no engine has it."""
+        self._clocks[ask.worker].advance_to(at_ns)
+        return self.engines[ask.worker].abort(ask.call.request_id, reason)
 
     def _note(self, output: Output, now_ns: int) -> None:
         ask = self._asks.get(output.sequence.request_id)
