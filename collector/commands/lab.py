@@ -94,8 +94,9 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run the fleet without and with a fault; rows of both as Parquet for `kvscope import`, and the truth beside them."""
-    from diagnosis.lab.run import Order, run_lab, write_lab
+    from diagnosis.lab.run import Order, check_new, run_lab, write_lab
 
+    check_new(output)
     order = Order(fault, severity, seed, requests, independent)
     done = run_lab(order, say)
     files = write_lab(done, output)

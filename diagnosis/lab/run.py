@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +91,17 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
     )
 
 
+def check_new(folder: Path) -> None:
+    """Raises UsageError where this is no folder that is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there and not empty; give a folder that is new", path=str(folder))
+
+
 def write_lab(run: LabRun, folder: Path) -> list[Path]:
     """The files, in a folder that is new or empty. Raises UsageError where it is not."""
     import pyarrow.parquet as pq
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there and not empty; give a folder that is new", path=str(folder))
+    check_new(folder)
     files = []
     for name, tables in ((BASELINE, run.baseline), (SUSPECT, run.suspect)):
         for kind, table in tables.items():
@@ -187,8 +192,3 @@ def settings(scene: Scene) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def for_requests(order: Order, requests: int) -> Order:
-    """The order with another number of requests."""
-    return replace(order, requests=requests)

@@ -1,0 +1,131 @@
+"""`kvscope lab` from end to end: a run is imported and diagnosed like any recording, a small matrix is played, stopped and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import cli
+from collector.commands.lab import seed_list
+from diagnosis.lab.catalogue import all_faults
+from engine_probe.errors import UsageError
+
+SMALL = ["--requests", "400"]
+
+
+def kvscope(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    """(exit code, JSON document of stdout, stderr)."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "--json"])
+    told = capsys.readouterr()
+    code = end.value.code
+    assert isinstance(code, int)
+    return code, json.loads(told.out), told.err
+
+
+def test_a_lab_run_is_imported_and_diagnosed_like_any_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps that take twice as long: both windows come in through `import`, and the verdict names them."""
+    folder, store = tmp_path / "run", str(tmp_path / "lab.duckdb")
+    code, document, _ = kvscope(capsys, "lab", "run", "slow_steps", "--severity", "strong", "-o", str(folder), *SMALL)
+    assert code == 0
+    assert document["truth"] == json.loads((folder / "truth.json").read_text())
+    for name in ("baseline", "suspect"):
+        code, summary, _ = kvscope(capsys, "import", str(folder / name), "--run", name, "--store", store)
+        assert code == 0
+        assert summary["rows"]["request"] > 400
+        assert summary["left_out"] == []
+    code, verdict, _ = kvscope(capsys, "diagnose", "--baseline", "baseline", "--suspect", "suspect", "--store", store)
+    assert code == 1
+    assert verdict["causes"][0]["cause"] == "slow_steps"
+    truth = document["truth"]["attribution"]["slow_steps"]["ttft"]
+    assert verdict["delta"]["p99_s"]["value"] == pytest.approx(truth["p99_s"], rel=1e-6)
+
+
+def test_a_small_matrix_runs_in_processes_of_its_own_and_is_not_run_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three faults, one seed, rows kept; again: nothing is played. Markdown and JSON say the same."""
+    words = ["lab", "matrix", "--fault", "slow_steps", "--fault", "none", "--fault", "chunk_budget", "--seeds", "1"]
+    words += [
+        "-o",
+        str(tmp_path / "m"),
+        "--markdown",
+        str(tmp_path / "m.md"),
+        "--processes",
+        "2",
+        "--keep-rows",
+        *SMALL,
+    ]
+    code, document, talk = kvscope(capsys, *words)
+    rows = {row["fault"]: row for row in document["faults"]}
+    assert rows["slow_steps"]["right"] == 1.0
+    assert rows["none"]["right"] == 1.0
+    assert rows["none"]["is_silent"]
+    assert not rows["chunk_budget"]["has_cause"] or rows["chunk_budget"]["n"] == 1
+    assert code == 0
+    assert talk.count("seed 1:") == 3
+    assert (tmp_path / "m" / "runs").is_dir()
+    assert len(list((tmp_path / "m" / "runs").iterdir())) == 3
+    assert "| slow_steps | slow_steps | 1 | 100% |" in (tmp_path / "m.md").read_text()
+    _, again, talk = kvscope(capsys, *words)
+    assert "3 of 3 cells are finished already" in talk
+    assert "seed 1:" not in talk
+    assert again == document
+
+
+def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its range and what should be said of it."""
+    code, rows, _ = kvscope(capsys, "lab", "list")
+    assert code == 0
+    assert [row["fault"] for row in rows] == list(all_faults())
+    assert all(row["severity"]["unit"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "nobody"],
+        ["run", "slow_steps", "--severity", "9"],
+        ["run", "slow_steps", "--requests", "0"],
+        ["matrix", "--fault", "none+aa"],
+        ["matrix", "--seeds", "x"],
+        ["matrix", "--seeds", "0"],
+        ["matrix", "--markdown", "no/such/folder/m.md"],
+        ["coverage", "--pairs", "1"],
+    ],
+)
+def test_what_makes_no_sense_is_misuse(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2 and a problem document, before anything is played."""
+    output = ["-o", str(tmp_path / "out")] if words[0] != "coverage" else []
+    code, problem, _ = kvscope(capsys, "lab", *words, *output)
+    assert code == 2
+    assert problem["title"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_folder_for_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said, not overwritten."""
+    (tmp_path / "file").write_text("mine")
+    code, _, _ = kvscope(capsys, "lab", "matrix", "-o", str(tmp_path / "file"), "--fault", "none", "--seeds", "1")
+    assert code == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [1, 2, 3]), ("5,9", [5, 9]), ("4-6", [4, 5, 6]), ("1,7-8", [1, 7, 8])]
+)
+def test_seeds_are_a_number_a_list_or_a_range(text: str, seeds: list[int]) -> None:
+    """A bare number is how many; the others are which."""
+    assert seed_list(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "-", "3-1", "1-99999", "a,b", "1.5"])
+def test_other_texts_are_no_seeds(text: str) -> None:
+    """Empty, backwards, too many, no numbers."""
+    with pytest.raises(UsageError):
+        seed_list(text)
