@@ -195,6 +195,13 @@ class BlockPool:
             self._cached.remove(victims)
             self._evict(victims, "ttl", now_ns, None)
 
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """From when on `expire` gives something up; None where nothing will."""
+        if self._by_release is None or self._ttl_ns is None or (first := self._by_release.first()) is None:
+            return None
+        return int(self._used_ns[first]) + self._ttl_ns + 1
+
     def clear(self) -> int:
         """Forget every prefix: cached blocks become free, referenced ones can no longer be found. Returns the forgotten."""
         forgotten = len(self._by_hash)

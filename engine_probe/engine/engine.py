@@ -167,7 +167,8 @@ class Engine:
     def step(self, until_ns: int | None = None) -> list[Output] | None:
         """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done.
 
-        until_ns   where nothing else happens before this instant, equal decode steps may be done at once
+        until_ns   where nothing else happens before this instant, equal decode steps may be done at once: none begins after a
+                   request has run out of time, a block expired, or a wait passed its bound
         """
         expired = self._expire_requests()
         begin_ns = self.clock.monotonic_ns()
@@ -179,9 +180,11 @@ class Engine:
             return expired or None
         planned_ns = self.clock.monotonic_ns()
         self.flight.planned(schedule)
+        if until_ns is not None:
+            until_ns = self._nothing_until_ns(until_ns, planned_ns)
         steps = self._equal_steps(schedule, until_ns)
         result = self.executor.execute(plan, max_steps=steps, until_ns=until_ns)
-        outputs = self._take_in(plan, result)
+        outputs = self._take_in(plan, result, begin_ns)
         self.flight.end_step(self, schedule, result, (planned_ns - begin_ns) / 1e9)
         for output in outputs:
             if output.finish_reason is not None:
@@ -245,7 +248,21 @@ class Engine:
             return 1
         return self.scheduler.room_for_steps(plan, min(MAX_REPEAT, self.config.block_size))
 
-    def _take_in(self, plan: StepPlan, result: StepResult) -> list[Output]:
+    def _nothing_until_ns(self, until_ns: int, now_ns: int) -> int:
+        """Until when nothing happens of itself."""
+        deadline_ns, expiry_ns = self.next_deadline_ns, self.kv.pool.next_expiry_ns
+        if deadline_ns is not None:
+            until_ns = min(until_ns, deadline_ns)
+        if expiry_ns is not None:
+            until_ns = min(until_ns, expiry_ns)
+        oldest = self.scheduler.waiting.oldest()
+        if oldest is not None:
+            overdue_ns = oldest.waits_since_ns + self.scheduler.waiting.max_wait_ns + 1
+            if overdue_ns > now_ns:
+                until_ns = min(until_ns, overdue_ns)
+        return until_ns
+
+    def _take_in(self, plan: StepPlan, result: StepResult, begin_ns: int) -> list[Output]:
         """Tokens reach their sequences; what is complete is sealed; what has enough ends."""
         now_ns = self.clock.monotonic_ns()
         for chunk in plan.prefills:
@@ -255,11 +272,16 @@ class Engine:
                 for sibling in self.scheduler.fork(chunk.sequence):
                     self.flight.forked(sibling, chunk.sequence, now_ns)
         size, steps = self.config.block_size, result.steps
+        complete: list[tuple[int, Sequence]] = []
         for sequence in plan.decodes:
             before = sequence.num_computed
             sequence.num_computed = before + steps
             if before // size != sequence.num_computed // size:
-                self.kv.seal(sequence, now_ns)
+                complete.append((size - before % size, sequence))
+        if steps > 1:  # of equal steps each block is complete with the one that filled it
+            complete.sort(key=lambda found: found[0])
+        for after, sequence in complete:
+            self.kv.seal(sequence, begin_ns + (now_ns - begin_ns) * after // steps)
         outputs = []
         for index, sequence in enumerate(plan.emitting):
             sequence.num_output += steps
