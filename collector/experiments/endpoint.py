@@ -176,7 +176,8 @@ class EndpointRunner:
         )
         good = [row for row in rows if row["state"] == "finished"]
         problem = next((row["error"] for row in rows if row["error"]), None)
-        if not good:
+        # A server that turns all away is past its knee, which a sweep wants to know; whatever else fails all is a mistake.
+        if not good and not all(row["state"] == "rejected" for row in rows):
             raise EngineUnreachable(
                 f"{endpoint.url}: of {len(rows):,} calls none was answered; {problem}", url=endpoint.url
             )

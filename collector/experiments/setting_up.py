@@ -64,8 +64,8 @@ def runner_of(
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs is {jobs}; expected 1 or more")
     if endpoint is None:
-        for option, value in (("--endpoint-off", endpoint_off), ("--key", key), ("--ca", ca)):
-            if value is not None and option != "--key":
+        for option, value in (("--endpoint-off", endpoint_off), ("--ca", ca)):
+            if value is not None:
                 raise UsageError(
                     f"{option} belongs to an --endpoint URL; without one the embedded engine runs in virtual time"
                 )

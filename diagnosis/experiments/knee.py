@@ -16,6 +16,8 @@ from diagnosis.experiments.summary import ArmSummary
 from diagnosis.wording import seconds
 
 BREAKS_AT = 2.0
+TAIL_SHARE = 0.01
+"""P99 leaves one of a hundred out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +77,21 @@ def find_knee(levels: Sequence[Level], slo_s: float | None, unit: str) -> Knee:
         text = f"P99 is above its limit at the lowest load already ({ordered[0].load:g} {unit}); begin lower."
         return Knee(None, ordered[0].load, limit, rule, _surely_above(ordered[0].p99, limit), text)
     knee, broken = ordered[first - 1], ordered[first]
-    sure = _surely_above(broken.p99, limit) and _surely_below(knee.p99, limit)
+    lost = broken.summary.num_unfinished
+    sure = (lost > 0 or _surely_above(broken.p99, limit)) and _surely_below(knee.p99, limit)
+    unfinished = f", where {lost:,} of {broken.summary.num_requests:,} calls got no answer" if lost else ""
     text = (
         f"The knee is at {knee.load:g} {unit}: P99 TTFT is {seconds(knee.p99.value)} there and {seconds(broken.p99.value)} at "
-        f"{broken.load:g} (limit {seconds(limit)})"
+        f"{broken.load:g}{unfinished} (limit {seconds(limit)})"
         + ("." if sure else "; the intervals still hold the limit, so more requests or repeats would move it.")
     )
     return Knee(knee.load, broken.load, limit, rule, sure, text)
 
 
 def breaks(level: Level, limit_s: float) -> bool:
-    """P99 is above the limit, or unknown because nothing came back."""
-    return level.p99.value is None or level.p99.value > limit_s
+    """P99 is above the limit. A request that got no answer was slower than any: more than one of a hundred of them break it too."""
+    lost = level.summary.num_unfinished / max(level.summary.num_requests, 1)
+    return level.p99.value is None or level.p99.value > limit_s or lost > TAIL_SHARE
 
 
 def next_level(levels: Sequence[Level], slo_s: float | None, *, whole: bool, narrow_to: float = 1.15) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -246,11 +246,3 @@ def sampling(output_tokens: int, *, seed: int, temperature: float = 0.0) -> dict
 def path_of(kind: str) -> str:
     """Where prompts of this kind go."""
     return "/v1/chat/completions" if kind == "chat" else "/v1/completions"
-
-
-def first_problem(answers: Sequence[Answered]) -> str | None:
-    """What most of the failed requests say."""
-    from collections import Counter
-
-    told = Counter(answer.error for answer in answers if answer.error is not None)
-    return told.most_common(1)[0][0] if told else None

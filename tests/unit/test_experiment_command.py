@@ -266,6 +266,23 @@ def test_an_endpoint_where_nothing_is_answered_is_unreachable(
     assert not Path(out).exists()
 
 
+def test_a_server_that_turns_all_away_is_past_its_knee(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
+    """At two in flight every answer is 429: the level breaks, the sweep goes on to its end."""
+    enough = server.enter
+
+    def at_most_one() -> None:
+        enough()
+        if server.most_at_once > 1:
+            server.misbehaviour = "refuse"
+
+    server.enter = at_most_one  # type: ignore[method-assign]
+    server.delay_s = 0.01
+    words = ("--concurrency", "1,2", "--requests", "20", "--warmup", "0", "--own-tokens", "16", "--output-tokens", "2")
+    ended = kvscope("experiment", "sweep", "--endpoint", server.url, *words, "--out", out, "--json")
+    found = document(ended)
+    assert (found["knee"]["load"], found["knee"]["breaks_at"]) == (1, 2)
+
+
 def test_calls_that_fail_are_counted_and_said(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
     """Every third answer is refused: they are unfinished, and the note says how many and why."""
     handler = server.cached

@@ -73,6 +73,19 @@ def test_a_load_at_which_nothing_came_back_breaks() -> None:
     assert next_level([nothing], None, whole=True) is None
 
 
+def test_calls_without_an_answer_break_p99_however_fast_the_others_are() -> None:
+    """Two of 140 are more than one of a hundred; one is not."""
+
+    def losing(load: float, lost: int) -> Level:
+        calls = [Call(0.1 * i, 0.1, {"state": "rejected"} if i < lost else {}) for i in range(140)]
+        return Level(load, arm("D", lambda repeat: observed(f"D/{repeat}", calls)))
+
+    assert find_knee([level(1, 0.1), losing(2, 1)], None, "in flight").breaks_at is None
+    knee = find_knee([level(1, 0.1), losing(2, 2)], None, "in flight")
+    assert knee.breaks_at == 2
+    assert "where 6 of 420 calls got no answer" in knee.sentence
+
+
 def test_loads_double_until_p99_breaks_then_the_gap_is_halved() -> None:
     """1, 2, 4 fine, 8 breaks: then sqrt(32) = 5.66; it breaks too: sqrt(4 * 5.66) = 4.76; 4.76 / 4 is still above 1.15; 4.36
     is tried, and 4.36 / 4 = 1.09 ends it."""
