@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
@@ -18,6 +19,8 @@ from engine_probe.engine.executor import Executor
 from engine_probe.engine.fleet.policies import make_policy
 from engine_probe.engine.fleet.process_fleet import ProcessFleet
 from engine_probe.engine.fleet.process_worker import WorkerPlan
+from engine_probe.engine.scheduler import SchedulerConfig
+from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.errors import EngineError, ModelUnreadable, UsageError
 
@@ -92,3 +95,39 @@ def test_worker_that_dies_ends_the_run_with_its_exit_code() -> None:
         child.join()
         with pytest.raises(EngineError, match="w0"):
             fleet.run(calls)
+
+
+def call(name: str, num_tokens: int, output_tokens: int = 3) -> Call:
+    return Call(name, 0, num_tokens, output_tokens, token_ids=[1] * num_tokens)
+
+
+def test_every_call_ends_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+    """Longer than the pool, even far longer than a pipe holds: refused; out of time: aborted; the others finish."""
+    config = EngineConfig(worker="w0", timeout_s=30.0, scheduler=SchedulerConfig(max_num_seqs=1))
+    with ProcessFleet([WorkerPlan(config, partial(make_executor, RUNNER))], make_policy("least_loaded")) as fleet:
+        fleet.begin_run("r", tmp_path)
+        calls = [call("a", 9), call("longer", 2000), call("far-longer", 500_000), call("b", 9), call("empty", 0)]
+        tally = fleet.run(calls)
+        assert (tally.finished, tally.rejected, tally.aborted, tally.output_tokens) == (2, 3, 0, 6)
+        late = replace(call("late", 9), at_ns=-31 * 10**9)  # it came 31 s ago
+        tally = fleet.run([late, call("c", 9)])
+        assert (tally.finished, tally.rejected, tally.aborted, tally.stuck) == (1, 0, 1, 0)
+        assert fleet.router.board.read(0)[0] == [0.0]
+        fleet.begin_run(None, None)
+    states = {row["request_id"]: row["state"] for row in rows(tmp_path, "request")}
+    assert states == {
+        "a": "finished",
+        "b": "finished",
+        "c": "finished",
+        "late": "aborted",
+        **dict.fromkeys(("longer", "far-longer", "empty"), "rejected"),
+    }
+
+
+def test_leaving_a_fleet_whose_worker_is_gone_is_quiet() -> None:
+    """Its processes end, and nothing is raised on the way out."""
+    with ProcessFleet([WorkerPlan(EngineConfig(), partial(make_executor, RUNNER))], make_policy("random")):
+        (child,) = [process for process in active_children() if process.name == "kvscope-w0"]
+        child.kill()
+    child.join(5)
+    assert not child.is_alive()

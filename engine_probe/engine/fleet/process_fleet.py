@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,17 @@ class ProcessFleet:
         deadline = time.monotonic() + drain_s
         while self._worker_of and time.monotonic() < deadline:
             self._listen(0.5)
-        for request_id, worker in self._worker_of.items():
+        for request_id, worker in list(self._worker_of.items()):
             self._workers[worker].send("abort", request_id, "stuck")
             self.tally.stuck += 1
-        self._worker_of.clear()
+            self._end(request_id)
         self.tally.virtual_s = (time.monotonic_ns() - started_ns) / 1e9
         return self.tally
 
     def close(self) -> None:
         """Stop the workers; what they recorded is written."""
         for worker in self._workers:
-            if worker.process.is_alive():
+            with suppress(EngineError):  # it is gone already
                 worker.send("stop")
         for worker in self._workers:
             worker.process.join(STOP_S)
@@ -181,12 +182,15 @@ class ProcessFleet:
         worker = self._workers[index]
         worker.num_running, worker.num_waiting = report.num_running, report.num_waiting
         for request_id, num_tokens, reason in report.tokens:
+            if request_id not in self._worker_of:
+                continue  # it was given up, and ended before it heard so
             self.tally.output_tokens += num_tokens
             if reason is not None:
-                self.tally.finished += 1
+                self.tally.aborted += reason == "timeout"
+                self.tally.finished += reason != "timeout"
                 self._end(request_id)
         for request_id, _ in report.refused:
-            self.tally.rejected += 1
+            self.tally.rejected += request_id in self._worker_of
             self._end(request_id)
         if not self._feeds_index:
             return
@@ -212,7 +216,7 @@ class ProcessFleet:
             try:
                 while isinstance(ready := worker.pipe.recv(), Report):
                     self._take_in(self._workers.index(worker), ready)
-            except EOFError as error:
+            except (EOFError, OSError) as error:
                 self._kill()
                 raise EngineError(f"worker {worker.name} died while it started", worker=worker.name) from error
             if ready.error is not None:

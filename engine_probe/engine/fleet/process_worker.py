@@ -2,13 +2,16 @@
 
 To it: ("submit", Sequence), ("abort", request id, reason), ("clear",), ("run", run id, folder), ("stop",). From it: Ready,
 then a Report after each step that brought something, and Ready again when a run's rows are written and the next may begin.
-A worker that cannot start says why, and ends.
+A worker that cannot start says why, and ends. A thread takes orders out of the pipe, so that a long prompt never waits in it
+for the end of a step, and keeps the fleet from sending others their calls.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -26,6 +29,8 @@ from engine_probe.recorder import Recorder
 log = logging.getLogger(__name__)
 IDLE_S = 0.2
 
+Orders = queue.SimpleQueue[tuple[Any, ...] | None]
+"""Orders in the order in which they came; None: the fleet is gone."""
 MakeExecutor = Callable[[], Executor]
 
 
@@ -77,9 +82,11 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
         return
     pipe.send(Ready(engine.kv.pool.num_blocks))
     recorder = engine.flight.recorder
+    orders: Orders = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(pipe, orders), name="kvscope-orders", daemon=True).start()
     try:
         outputs: Sequence[Output] | None = None
-        while _obey(engine, pipe, sink, report, IDLE_S if outputs is None else 0.0):
+        while _obey(engine, orders, pipe, sink, report, IDLE_S if outputs is None else 0.0):
             outputs = engine.step() if engine.has_work else None
             for output in outputs or ():
                 report.tokens.append((output.sequence.request_id, len(output.tokens), output.finish_reason))
@@ -87,7 +94,7 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
                 report.num_running, report.num_waiting = engine.num_running, engine.num_waiting
                 pipe.send(report)
                 report.tokens, report.refused, report.blocks = [], [], []
-    except (EOFError, BrokenPipeError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         log.warning("the fleet is gone, the worker ends", extra={"worker": plan.config.worker})
     finally:
         engine.close()
@@ -106,12 +113,25 @@ def _start(plan: WorkerPlan, sink: RunSink, report: Report) -> Engine:
     return Engine(plan.config, executor, recorder, listeners=[_Teller(report)])
 
 
-def _obey(engine: Engine, pipe: Connection, sink: RunSink, report: Report, wait_s: float) -> bool:
-    """Do what the pipe says, waiting so long for it. False: stop."""
-    if not pipe.poll(wait_s):
-        return True
-    while pipe.poll(0):
-        order: tuple[Any, ...] = pipe.recv()
+def _read(pipe: Connection, orders: Orders) -> None:
+    """Take orders out of the pipe until the fleet is gone."""
+    try:
+        while True:
+            orders.put(pipe.recv())
+    except (EOFError, OSError):
+        orders.put(None)
+
+
+def _obey(engine: Engine, orders: Orders, pipe: Connection, sink: RunSink, report: Report, wait_s: float) -> bool:
+    """Do what was ordered, waiting so long for it. False: stop. Raises EOFError where the fleet is gone."""
+    while True:
+        try:
+            order = orders.get(wait_s > 0, wait_s or None)
+        except queue.Empty:
+            return True
+        wait_s = 0.0
+        if order is None:
+            raise EOFError
         if order[0] == "stop":
             return False
         if order[0] == "submit":
@@ -127,7 +147,6 @@ def _obey(engine: Engine, pipe: Connection, sink: RunSink, report: Report, wait_
         elif order[0] == "run":
             begin_run(engine.flight.recorder, sink, order[1], order[2], lambda: engine.flight.announce(engine))
             pipe.send(Ready(engine.kv.pool.num_blocks))
-    return True
 
 
 class _Teller:
