@@ -64,7 +64,13 @@ def runner_of(
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs is {jobs}; expected 1 or more")
     if endpoint is None:
-        for option, value in (("--endpoint-off", endpoint_off), ("--ca", ca)):
+        chat = prompt if prompt != "words" else None
+        for option, value in (
+            ("--endpoint-off", endpoint_off),
+            ("--ca", ca),
+            ("--insecure", insecure or None),
+            ("--prompt", chat),
+        ):
             if value is not None:
                 raise UsageError(
                     f"{option} belongs to an --endpoint URL; without one the embedded engine runs in virtual time"

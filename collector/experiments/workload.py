@@ -47,7 +47,7 @@ class Workload:
         if self.num_warmup < 0:
             raise UsageError(f"--warmup is {self.num_warmup}; expected 0 or more")
         if not 0 < self.warmup_gap_s < float("inf"):
-            raise UsageError(f"--warmup-gap is {self.warmup_gap_s}; expected seconds above 0")
+            raise UsageError(f"warm-up calls come {self.warmup_gap_s} s apart; expected above 0")
         if self.in_flight is not None and self.in_flight < 1:
             raise UsageError(f"--concurrency is {self.in_flight}; expected 1 or more")
 

@@ -187,6 +187,10 @@ def test_options_of_an_endpoint_without_one_are_refused() -> None:
     """They would be left out silently."""
     with pytest.raises(UsageError, match="--endpoint-off belongs"):
         runner_of(None, "http://x", None, None, None, False, "words", 1000, 300, 0, True, None)
+    with pytest.raises(UsageError, match="--prompt belongs"):
+        runner_of(None, None, None, None, None, False, "chat", 1000, 300, 0, True, None)
+    with pytest.raises(UsageError, match="--insecure belongs"):
+        runner_of(None, None, None, None, None, True, "words", 1000, 300, 0, True, None)
     with pytest.raises(UsageError, match="--jobs"):
         runner_of(None, None, None, None, None, False, "words", 1000, 300, 0, True, 0)
 
