@@ -432,6 +432,22 @@ def loads_are_slow(before: Rows, after: Rows) -> None:
     assert pc.sum(pc.struct_field(after["step"]["waiting_on"].combine_chunks(), "dependency")).as_py() > 0
 
 
+def nothing_is_loaded(before: Rows, after: Rows) -> None:
+    """The tier was read, and is not any more."""
+    assert before["transfer"].num_rows > 20
+    assert "transfer" not in after or after["transfer"].num_rows < 0.2 * before["transfer"].num_rows
+
+
+def fewer_prefill(before: Rows, after: Rows) -> None:
+    """One worker with this role, two before."""
+    assert [t["worker"]["role"].to_pylist().count("prefill") for t in (before, after)] == [2, 1]
+
+
+def fewer_decode(before: Rows, after: Rows) -> None:
+    """One worker with this role, two before."""
+    assert [t["worker"]["role"].to_pylist().count("decode") for t in (before, after)] == [2, 1]
+
+
 def the_wire_is_slow(before: Rows, after: Rows) -> None:
     """Hand-overs at 2.5 in place of 25 GB/s: kv_transfer grows, what is orchestrated without a byte does not."""
     for tables, rate in ((before, 25e9), (after, 2.5e9)):
@@ -496,6 +512,10 @@ CHANGES: dict[str, Callable[[Rows, Rows], None]] = {
     "mix_shift": reports_are_more,
     "cold_start": caches_are_lost,
     "tier_slower_than_recompute": loads_are_slow,
+    "tier_never_read": nothing_is_loaded,
+    "tier_saves_nothing": nothing_is_loaded,
+    "prefill_backlog": fewer_prefill,
+    "decode_backlog": fewer_decode,
     "transfer_wire": the_wire_is_slow,
     "transfer_orchestration": hand_overs_wait,
     "transfer_failures": hand_overs_break,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnosis.lab.fault import Expected, Fault, Severity
-from diagnosis.lab.scene import ClientView, Scene, at_rate, with_fleet, with_traffic
+from diagnosis.lab.scene import ClientView, Scene, at_rate, with_fleet, with_scheduler, with_traffic
 from engine_probe.engine.fleet.kv_moves import HandoverSettings, TierSettings
 from engine_probe.engine.traffic.synthetic import Lengths
 
@@ -22,6 +22,16 @@ def _tiered(scene: Scene, severity: float) -> Scene:
 def _slow_tier(scene: Scene, severity: float) -> Scene:
     assert scene.fleet.tier is not None
     return with_fleet(scene, tier=replace(scene.fleet.tier, bytes_per_s=severity * GB))
+
+
+def _unread_tier(scene: Scene, severity: float) -> Scene:
+    assert scene.fleet.tier is not None
+    return with_fleet(scene, tier=replace(scene.fleet.tier, min_blocks=int(severity)))
+
+
+def _small_tier(scene: Scene, severity: float) -> Scene:
+    assert scene.fleet.tier is not None
+    return with_fleet(scene, tier=replace(scene.fleet.tier, num_blocks=int(severity)))
 
 
 def _split(scene: Scene, severity: float) -> Scene:
@@ -47,6 +57,25 @@ def _broken(scene: Scene, severity: float) -> Scene:
     return _changed(scene, failure_ratio=severity)
 
 
+def _split_at(scene: Scene, severity: float) -> Scene:
+    """The same at another rate: what one worker can just do, or not."""
+    return at_rate(_split(scene, severity), severity)
+
+
+def _one_prefills(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, prefill_workers=1)
+
+
+def _long_answers(scene: Scene, severity: float) -> Scene:
+    """Long answers and few seats, so that the decode workers are what is short."""
+    long = with_traffic(_split_at(scene, severity), output_tokens=Lengths(128, 256))
+    return with_scheduler(long, max_num_seqs=16)
+
+
+def _one_decodes(scene: Scene, severity: float) -> Scene:
+    return _changed(scene, prefill_workers=3)
+
+
 def _small_decoders(scene: Scene, severity: float) -> Scene:
     return _changed(scene, decode_blocks=int(severity))
 
@@ -60,6 +89,47 @@ FAULTS = (
         Expected(("tier_slower_than_recompute",), (), NEVER),
         _slow_tier,
         _tiered,
+    ),
+    Fault(
+        "tier_never_read",
+        "moves",
+        "The tier takes in what is evicted, and is asked for runs so long that it is never read",
+        Severity(256, 1024, 4096, "blocks of the shortest load"),
+        Expected(("tier_never_read",), ("premature_eviction",), NEVER),
+        _unread_tier,
+        _tiered,
+    ),
+    Fault(
+        "tier_saves_nothing",
+        "moves",
+        "The tier is so small that blocks are gone from it before anybody asks for them",
+        Severity(400, 100, 20, "blocks of the tier"),
+        Expected(("tier_saves_nothing",), ("premature_eviction",), NEVER),
+        _small_tier,
+        _tiered,
+    ),
+    Fault(
+        "prefill_backlog",
+        "moves",
+        "One worker prefills where two did: prompts queue there, and three decode workers have time",
+        Severity(12, 14, 16, "requests a second in both runs"),
+        Expected(("prefill_backlog",), (), ("length_shift", "mix_shift", "slow_steps", "prefix_caching_off")),
+        _one_prefills,
+        _split_at,
+    ),
+    Fault(
+        "decode_backlog",
+        "moves",
+        "One worker decodes where two did: finished prefills wait for a seat there",
+        Severity(6.0, 6.5, 7.0, "requests a second in both runs"),
+        Expected(
+            ("decode_backlog",),
+            ("decode_bandwidth",),
+            ("length_shift", "mix_shift", "slow_steps", "prefix_caching_off"),
+        ),
+        _one_decodes,
+        _long_answers,
+        metric="tpot",
     ),
     Fault(
         "transfer_wire",
