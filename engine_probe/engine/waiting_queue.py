@@ -8,6 +8,7 @@ when they come up.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -50,8 +51,16 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """It came in."""
         heapq.heappush(self._heap, (self._key(sequence), sequence))
-        self._oldest.append(sequence)
+        since_ns = sequence.waits_since_ns
+        if self._oldest and self._oldest[-1].waits_since_ns > since_ns:
+            insort(self._oldest, sequence, key=_since)  # it waited for a sibling before, and waits on for itself
+        else:
+            self._oldest.append(sequence)
         self.num_new += 1
+        if len(self._heap) > 64 + 2 * self.num_new:
+            # Those that left from the middle, and would come up only when all before them did.
+            self._heap = [entry for entry in self._heap if entry[1].state is State.WAITING]
+            heapq.heapify(self._heap)
 
     def push_again(self, sequence: Sequence) -> None:
         """It ran, and gave way; its state is PREEMPTED or SWAPPED."""
@@ -87,3 +96,7 @@ class WaitingQueue:
             self.num_new -= 1
         else:
             self.num_again -= 1
+
+
+def _since(sequence: Sequence) -> int:
+    return sequence.waits_since_ns

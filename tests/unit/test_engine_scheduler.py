@@ -9,6 +9,8 @@ import pytest
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.scheduler import SchedulerConfig
+from engine_probe.engine.sequence import Sequence, State
+from engine_probe.engine.waiting_queue import WaitingQueue
 from engine_probe.errors import PromptRefused, UsageError
 from tests.engine_bench import STEP_S, EngineBench
 
@@ -174,6 +176,72 @@ def test_nobody_starves_under_shortest_first() -> None:
     assert 0.1 < waited_s <= 0.1 + 2 * STEP_S
 
 
+def waiting(name: str, number: int, since_ns: int) -> Sequence:
+    made = Sequence(name, 4 + number, SamplingParams(max_tokens=1), since_ns, number=number)
+    made.waits_since_ns = since_ns
+    return made
+
+
+def test_who_takes_over_a_prompt_waits_since_it_came() -> None:
+    """A sibling that comes into the queue late, because it waited for another, is the oldest there, and overdue first."""
+    queue = WaitingQueue("shortest", max_wait_ns=100)
+    queue.push(waiting("short", 0, since_ns=50))
+    queue.push(heir := waiting("heir", 1, since_ns=0))
+    assert queue.oldest() is heir
+    assert queue.next(100) is not heir
+    assert queue.next(101) is heir
+
+
+def test_requests_that_gave_up_are_not_kept_in_the_queue() -> None:
+    """One waits on while 10,000 behind it come and are aborted: the queue does not grow with them."""
+    queue = WaitingQueue("priority")
+    queue.push(first := waiting("first", 0, since_ns=0))
+    for number in range(1, 10_000):
+        queue.push(gone := waiting(f"r{number}", number, since_ns=number))
+        gone.state = State.ENDED
+        queue.left(State.WAITING)
+    assert len(queue._heap) < 100
+    assert list(queue) == [first]
+
+
+def test_last_prompt_token_alone_is_prefill_and_no_decode() -> None:
+    """Nine tokens in chunks of 4: 4, 4 and 1 are prefill; until the first token nothing was decoded."""
+    bench = EngineBench(scheduler={"max_chunk_tokens": 4})
+    bench.request("a", 9, max_tokens=2)
+    bench.run()
+    assert [(row["prefill_tokens"], row["decode_tokens"]) for row in steps(bench)] == [(4, 0), (4, 0), (1, 0), (0, 1)]
+    row = bench.requests()["a"]
+    assert (row["prefill_chunks"], row["computed_tokens"]) == (3, 9)
+    assert (row["prefill_s"], row["decode_s"]) == (pytest.approx(3 * STEP_S), pytest.approx(STEP_S))
+
+
+def test_wait_that_ended_in_vain_has_its_reason() -> None:
+    """Aborted after 20 ms in the queue: the row says what it waited for."""
+    bench = EngineBench(scheduler={"max_num_seqs": 1})
+    bench.request("runs", 4, max_tokens=9)
+    bench.request("gone", 4)
+    bench.engine.step()
+    bench.engine.step()
+    bench.engine.abort("gone")
+    row = bench.requests()["gone"]
+    assert dict(row["labels"]) == {"waited_on_seats_s": "0.020000"}
+    assert row["queue_s"] == pytest.approx(0.02)
+
+
+def test_preemption_without_a_step_is_told_with_the_next() -> None:
+    """Blocks are held for KV on its way: the one that runs gives way, nothing is computed; the next step's row counts it."""
+    bench = EngineBench(num_blocks=3, scheduler={"watermark_ratio": 0.0}, prefix_caching=False)
+    bench.request("a", 4, max_tokens=4)
+    bench.engine.step()
+    held = bench.engine.kv.reserve(2, "other", bench.clock.now)
+    assert bench.engine.step() is None
+    bench.engine.kv.pool.release(held, bench.clock.now)
+    bench.run()
+    row = bench.requests()["a"]
+    assert (row["num_preemptions"], row["recomputed_tokens"], row["output_tokens"]) == (1, 4, 4)
+    assert [row["num_preempted"] for row in steps(bench)] == [0, 1, 0, 0]
+
+
 def test_overdue_request_is_not_thrown_out_by_urgent_ones() -> None:
     """A request of low priority that waited past the bound runs to its end although urgent ones need its blocks."""
     bench = EngineBench(
@@ -302,6 +370,12 @@ def test_answers_wait_for_their_prompt_as_a_dependency() -> None:
     bench.siblings(["a", "b", "c"], list(range(10)), max_tokens=1)
     bench.run()
     assert [row["waiting_on"]["dependency"] for row in steps(bench)] == [2, 0, 0]
+    rows = bench.requests()
+    assert [dict(rows[name].get("labels", {})) for name in "abc"] == [
+        {},
+        *({"waited_on_dependency_s": "0.020000"},) * 2,
+    ]
+    assert rows["b"]["queue_s"] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
