@@ -2,7 +2,7 @@
 
 Meanwhile a request holds reserved blocks where its KV will land, and counts there as waiting on a dependency. Every move is a
 `transfer` row, its blocks `loaded` rows, its time the spans `kv_load`, or `handover` and `kv_transfer`. A request that two workers
-serve has a row of each, with the same id.
+serve has a row of each, with the same id. Who goes away while its KV is under way leaves no row of that worker: no engine had it yet.
 """
 
 from __future__ import annotations
