@@ -42,6 +42,7 @@ def routed(
         seed=seed,
         counted=load.counted.tolist(),
         sessions=load.sessions,
+        block_tokens=load.block_tokens or 512,
         watch=_progress(load.trace.num_requests),
     )
     return replay, load.block_tokens

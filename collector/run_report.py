@@ -48,7 +48,9 @@ def run_document(
     }
 
 
-def cache_only(calls: Sequence[Call], policy: str, num_workers: int, num_blocks: int, seed: int) -> dict[str, Any]:
+def cache_only(
+    calls: Sequence[Call], policy: str, num_workers: int, num_blocks: int, block_size: int, seed: int
+) -> dict[str, Any]:
     """The same calls over caches in which nothing runs."""
     from diagnosis.block_cache import block_trace
     from diagnosis.routing_replay import replay_routing
@@ -59,6 +61,7 @@ def cache_only(calls: Sequence[Call], policy: str, num_workers: int, num_blocks:
         num_workers,
         num_blocks,
         seed=seed,
+        block_tokens=block_size,
     )
     return {
         "hit_rate": replay.hit_rate,

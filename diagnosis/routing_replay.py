@@ -67,6 +67,7 @@ def replay_routing(
     ties: str = "random",
     counted: Sequence[bool] | None = None,
     sessions: Sequence[Hashable] | None = None,
+    block_tokens: int = 512,
     watch: Callable[[int], None] | None = None,
 ) -> RoutingReplay:
     """Replay `trace` over `num_workers` caches of `blocks` blocks.
@@ -74,6 +75,7 @@ def replay_routing(
     ties      how the policy breaks them: random or lowest
     counted   [num_requests] requests that count in the rates; the others (a warm-up) fill caches and load workers. Default: all
     sessions  [num_requests] what `sticky` sticks to; None where unknown: then the request's own prefix
+    block_tokens   tokens in a block: what `sticky` goes by is a matter of tokens
     watch     hears how many requests are done
     Raises DiagnosisError on no worker, no block, lists that do not fit; UsageError on an unknown policy.
     """
@@ -90,7 +92,7 @@ def replay_routing(
     for number, hashes in enumerate(trace.lists()):
         matched = fleet.index.match(hashes)
         session = None if sessions is None else sessions[number]
-        key = session if session is not None else prefix_key(hashes)
+        key = session if session is not None else prefix_key(hashes, block_tokens)
         chosen = policy.choose(Candidates(matched, fleet.load, queue, len(hashes), key)).index
         fleet.serve(chosen, hashes, matched[chosen], counts=counted is None or counted[number])
         if watch is not None:

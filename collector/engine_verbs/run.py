@@ -96,7 +96,9 @@ def run(
         ran = virtual_run(asked, model or MODEL, hardware or HARDWARE, tp or 1)
     names = [f"w{index}" for index in range(workers)]
     document = run_document(ran.served, ran.tally, names, policy, ran.real_s, {**ran.facts, "seed": seed})
-    document["cache_only"] = cache_only(calls, policy, workers, ran.facts["num_blocks"], seed) if caching else None
+    document["cache_only"] = (
+        cache_only(calls, policy, workers, ran.facts["num_blocks"], size, seed) if caching else None
+    )
     if json:
         emit_json(document)
     else:

@@ -27,8 +27,9 @@ from engine_probe.errors import UsageError
 
 MAX_KEYS = 1_000_000
 """Keys that `sticky` remembers; the one unused for longest is forgotten first."""
-STICKY_DEPTH = 2
-"""The first block is often a system prompt that all share, and would pin everything to one worker."""
+STICKY_TOKENS = 1024
+"""A prompt's beginning up to here is what it is known by. The very first tokens are often shared by all (a system prompt), and
+would pin everything to one worker."""
 TIES = ("lowest", "random")
 """Among equals: the first candidate, or any. `lowest` sends every tie to one worker: the fault `hotspot_tie_breaking`."""
 
@@ -66,9 +67,13 @@ class Policy(Protocol):
         """One of them."""
 
 
-def prefix_key(hashes: Sequence[int]) -> Hashable:
-    """What `sticky` sticks to where a request names neither session nor tenant: its block at STICKY_DEPTH, or its last."""
-    return hashes[min(STICKY_DEPTH, len(hashes)) - 1] if hashes else None
+def prefix_key(hashes: Sequence[int], block_size: int) -> Hashable:
+    """What `sticky` sticks to where a request names neither session nor tenant: its beginning of STICKY_TOKENS, or all of it.
+
+    hashes   chain hashes of its blocks: one names everything before it
+    """
+    depth = max(1, -(-STICKY_TOKENS // block_size))
+    return hashes[min(depth, len(hashes)) - 1] if hashes else None
 
 
 class RoundRobin:

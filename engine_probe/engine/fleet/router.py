@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine_probe.engine.fleet.load_board import LoadBoard
-from engine_probe.engine.fleet.policies import Candidates, Policy
+from engine_probe.engine.fleet.policies import Candidates, Policy, prefix_key
 from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.traffic.call import Call
 from engine_probe.recorder import Recorder
@@ -58,7 +58,7 @@ class Router:
                 load,
                 queue,
                 len(call.blocks),
-                call.session_id or call.tenant,
+                call.session_id or call.tenant or prefix_key(call.blocks, self._block_size),
             )
         )
         self.board.assigned(choice.index)
