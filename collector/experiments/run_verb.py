@@ -12,8 +12,8 @@ from collector.output import JsonOption, columns, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING
 
 OUT = Path("experiment-out")
-WORSE = ("capacity", "locality", "lookup", "fixed_extra", "worse", "mixed", "too_few")
-"""Readings of the first pair that end with exit code 1."""
+WORSE = ("capacity", "locality", "lookup", "fixed_extra", "worse", "mixed", "too_few", "not_distinguishable")
+"""Readings of the first pair that end with exit code 1: worse, or not to be told."""
 
 
 def run(
@@ -78,7 +78,8 @@ def run(
     )  # fmt: skip
     workload, slo = asking.over(chosen.workload), o.slo_of(slo_ttft, slo_tpot)
     arms = arms_of(chosen, arm or [], settings or [], model, is_virtual=endpoint is None)
-    plan = Plan(chosen.name, arms, workload, chosen.repeats if repeats is None else repeats, seed, slo, out)
+    name = "own arms" if arm and scenario is None else chosen.name
+    plan = Plan(name, arms, workload, chosen.repeats if repeats is None else repeats, seed, slo, out)
     trials = schedule(arms, plan.repeats, seed)
     runner = runner_of(
         endpoint, endpoint_off, model, key, ca, insecure, prompt, vocab, timeout, seed, blocks, jobs

@@ -127,7 +127,7 @@ def observe(
         outcome=_outcomes(table, labels, _block_size(workers)),
         prefix=np.array(table["prefix_hash"].to_pylist(), dtype=object),
         phases={p: floats(table[f"{p}_s"]) for p in PHASES if table[f"{p}_s"].null_count < table.num_rows},
-        workers=_loads(worker, queue, scheduled, span),
+        workers=_loads(_names(worker, workers), worker, queue, scheduled, span),
         num_warmup=int(warm.sum()),
         arrival_rate=_rate(arrival),
         concurrency_mean=float(np.nansum(np.maximum(end - arrival, 0.0)) / span) if span > 0 else float(table.num_rows),
@@ -175,11 +175,20 @@ def _block_size(workers: pa.Table | None) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _loads(worker: Obj, queue: F64, scheduled: F64, span: float) -> list[WorkerLoad]:
+def _names(worker: Obj, workers: pa.Table | None) -> list[str]:
+    """Every worker, also one that was sent nothing: that is what a hotspot looks like at its worst."""
+    told = set() if workers is None else set(workers["worker"].to_pylist())
+    return sorted(name for name in {*worker, *told} if name is not None)
+
+
+def _loads(names: Sequence[str], worker: Obj, queue: F64, scheduled: F64, span: float) -> list[WorkerLoad]:
     """From the requests themselves: steps tell a queue as they leave it, and what comes in mid-step is gone by then."""
     found = []
-    for name in sorted({name for name in worker if name is not None}):
+    for name in names:
         mine = worker == name
+        if not mine.any():
+            found.append(WorkerLoad(name, 0, 0.0, 0.0, 0))
+            continue
         waited, until = queue[mine], scheduled[mine]
         known = np.isfinite(waited) & np.isfinite(until)
         if not known.any():

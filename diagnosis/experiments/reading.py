@@ -42,7 +42,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """kind: capacity, locality, lookup, fixed_extra, better, worse, mixed, no_difference or too_few.
+    """kind: capacity, locality, lookup, fixed_extra, better, worse, mixed, no_difference, not_distinguishable or too_few.
 
     tail_share   of the tail's extra seconds that lie where it points; None where that means nothing
     """
@@ -62,8 +62,9 @@ def read(found: Contrast) -> list[Reading]:
     moved = {name: found.moved("ttft", name) for name in READ}
     causes = []
     if any(sign > 0 for sign in moved.values()) or _no_gain(moved):
-        judged = [_capacity(found), _locality(found, moved), _lookup(found)]
-        causes = sorted((r for r in judged if r is not None), key=lambda r: -(r.tail_share or 0.0))
+        judged = [each for each in (_capacity(found), _locality(found, moved)) if each is not None]
+        lookup = _lookup(found, by_shape=not judged)
+        causes = sorted([*judged, *([lookup] if lookup else [])], key=lambda each: -(each.tail_share or 0.0))
     headline = _headline(found, moved, has_cause=bool(causes))
     return [*causes, *headline] if causes else headline
 
@@ -89,21 +90,33 @@ def _headline(found: Contrast, moved: dict[str, int], *, has_cause: bool) -> lis
         return [Reading("mixed", text, evidence)]
     if worse:
         return [Reading("worse", f"Worse: {_names(worse)} rose, nothing fell.", evidence)]
+    loose = [name for name in told if moved[name] == 0 and _is_material(found, name)]
+    doubt = f"; {_doubtful(found, loose)}" if loose else ""
+    open_ = f"; {_names(missing)} cannot be told ({found.latency['ttft'][missing[0]].reason})" if missing else ""
     if better and not missing and len(better) == len(told):
         return [Reading("better", f"Better everywhere: {_names(better)} fell.", evidence)]
     if better:
-        rest = [n for n in told if n not in better]
-        open_ = f"; {_names(missing)} cannot be told ({found.latency['ttft'][missing[0]].reason})" if missing else ""
-        text = (
-            f"Better: {_names(better)} fell" + (f", {_names(rest)} did not move beyond noise" if rest else "") + open_
-        )
-        return [Reading("better", text + ".", evidence)]
+        rest = [n for n in told if n not in better and n not in loose]
+        still = f", {_names(rest)} did not move" if rest else ""
+        return [Reading("better", f"Better: {_names(better)} fell{still}{doubt}{open_}.", evidence)]
+    if loose:
+        text = f"Not to be told apart: {_doubtful(found, loose)}. More repeats say more than more requests{open_}."
+        return [Reading("not_distinguishable", text, evidence)]
     if missing:
-        text = f"No difference where there is enough to tell; {_names(missing)} cannot be told ({found.latency['ttft'][missing[0]].reason})."
-        return [Reading("too_few", text, evidence)]
-    return [
-        Reading("no_difference", f"No difference beyond noise and {percent(MATERIAL)} in {_names(told)}.", evidence)
-    ]
+        return [Reading("too_few", f"No difference where there is enough to tell{open_}.", evidence)]
+    return [Reading("no_difference", f"No difference of {percent(MATERIAL)} or more in {_names(told)}.", evidence)]
+
+
+def _is_material(found: Contrast, name: str) -> bool:
+    """As it stands the number differs by something that would matter."""
+    change, base = found.latency["ttft"][name].value, found.baseline.latency["ttft"][name].value
+    return change is not None and base is not None and abs(change) >= MATERIAL * abs(base)
+
+
+def _doubtful(found: Contrast, names: Sequence[str]) -> str:
+    """'P99 rose by 64.3 ms, but repeats scatter as widely'."""
+    told = [f"{_names([n])} by {signed(found.latency['ttft'][n].value)}" for n in names]
+    return f"{listing(told)}, which repeats of one arm scatter by too"
 
 
 def _capacity(found: Contrast) -> Reading | None:
@@ -193,8 +206,11 @@ def _hot_evidence(hot: HotWorker, before: HotWorker | None, found: Contrast, sha
     return rows
 
 
-def _lookup(found: Contrast) -> Reading | None:
-    """By the phase where it is told, else by the shape of the difference: all calls pay about the same more."""
+def _lookup(found: Contrast, *, by_shape: bool) -> Reading | None:
+    """By the phase where it is told, else by the shape of the difference: all calls pay about the same more.
+
+    by_shape   nothing else was found that would explain it
+    """
     base_mean = found.baseline.latency["ttft"]["mean"].value or 0.0
     paid, extra = found.lookup_paid_share, found.lookup_s
     name = found.suspect.arm.name
@@ -209,10 +225,10 @@ def _lookup(found: Contrast) -> Reading | None:
         if share is not None:
             evidence.append(Evidence(f"it is {percent(share)} of the tail's extra seconds", share, "ratio"))
     else:
-        if found.paired.size < 20 or found.moved("ttft", "p50") <= 0:
+        if not by_shape or found.paired.size < 20 or found.moved("ttft", "p50") <= 0:
             return None
         low, middle, high = (float(np.quantile(found.paired, at)) for at in (0.1, 0.5, 0.9))
-        if low <= 0 or high > EVEN * low or middle < MATERIAL * base_mean:
+        if low <= 0 or high > EVEN * low or middle < MATERIAL * base_mean or _is_queueing(found, middle):
             return None
         share = None
         evidence = [
@@ -231,6 +247,12 @@ def _lookup(found: Contrast) -> Reading | None:
         evidence,
         share,
     )
+
+
+def _is_queueing(found: Contrast, extra_s: float) -> bool:
+    """Waiting grew by most of it."""
+    waits = [arm.phases.get("queue") for arm in (found.baseline, found.suspect)]
+    return waits[0] is not None and waits[1] is not None and waits[1] - waits[0] >= MOST * extra_s
 
 
 def _switched_on(found: Contrast) -> bool:

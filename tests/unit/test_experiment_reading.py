@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.experiments.observed import Observed
+from diagnosis.experiments.observed import Observed, observe
 from diagnosis.experiments.reading import read
-from tests.experiment_rows import START, Call, compared, observed
+from engine_probe.schema import table_from_rows
+from tests.experiment_rows import START, Call, compared, observed, request
 
 N = 140
 """Calls in a run: three of them are the 368 that an interval of P99 needs, and some."""
@@ -40,6 +41,14 @@ def test_no_difference_is_said_as_such() -> None:
     """The same numbers, and 3 % more: neither is a difference."""
     assert read(compared(flat, flat))[0].kind == "no_difference"
     assert read(compared(flat, lambda repeat: flat(repeat, 0.309)))[0].kind == "no_difference"
+
+
+def test_what_repeats_scatter_by_too_is_not_told_apart() -> None:
+    """One repeat of D takes 900 ms, the others 300 ms as B does: a third more on average, and nothing is known."""
+    (found,) = read(compared(flat, lambda repeat: flat(repeat, 0.9 if repeat == 0 else 0.3)))
+    assert found.kind == "not_distinguishable"
+    assert "mean by +200 ms" in found.sentence
+    assert "More repeats" in found.sentence
 
 
 def test_worse_without_a_fingerprint_is_only_worse() -> None:
@@ -153,6 +162,23 @@ def test_locality_is_one_worker_with_the_hot_prefix_that_queues() -> None:
     assert found[0].tail_share == pytest.approx(1.0)
 
 
+def test_a_worker_that_gets_everything_is_the_worst_hotspot() -> None:
+    """All calls go to w0; that there are three idle ones is told by their own rows alone."""
+    workers = table_from_rows("worker", [{"worker": f"w{n}", "at_ns": START} for n in range(4)])
+
+    def pinned(repeat: int) -> Observed:
+        rows = []
+        for n in range(N):
+            scheduled = START + round((n * 0.5 + 0.8) * 1e9)
+            more = {"worker": "w0", "prefix_hash": 7, "queue_s": 0.8, "first_scheduled_ns": scheduled}
+            rows.append(request(n, _call(n, repeat, 0.9, **more)))
+        return observe(f"D/{repeat}", table_from_rows("request", rows), None, workers)
+
+    found = read(compared(spread, pinned))
+    assert [reading.kind for reading in found] == ["locality"]
+    assert "800 ms there and 0 ms elsewhere" in found[0].evidence[0].statement
+
+
 def test_a_fleet_that_queues_everywhere_is_not_locality() -> None:
     """All wait 800 ms: that is load."""
 
@@ -163,7 +189,7 @@ def test_a_fleet_that_queues_everywhere_is_not_locality() -> None:
             calls.append(_call(n, repeat, 1.1, **more))
         return observed(f"D/{repeat}", calls)
 
-    assert "locality" not in [reading.kind for reading in read(compared(spread, everywhere))]
+    assert [reading.kind for reading in read(compared(spread, everywhere))] == ["worse"]
 
 
 def test_a_hot_worker_that_was_there_before_is_not_read_as_new() -> None:
