@@ -17,7 +17,7 @@ WORDS_PER_BLOCK = 16
 
 
 class ScriptedOpenAi(Loopback):
-    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, whole, hang_up, in_stream, no_usage.
+    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, bad_request, whole, hang_up, in_stream, no_usage.
 
     has_reset   it has /reset_prefix_cache; num_resets counts its calls
     delay_s     before the first token

@@ -32,7 +32,7 @@ from engine_probe.schema import table_from_rows
 from engine_probe.sink import FileSink
 
 KEYS = ("endpoint", "model", "cache", "temperature", "version", "note")
-CALIBRATION_TOKENS = 256
+CALIBRATION_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,13 @@ class EndpointRunner:
             body = {**writer.body(call, salt=self._salt("calibration")), **sampling(1, seed=self._seed)}
             answered = await client.ask(path_of(writer.kind), body, "kvscope-calibration")
             if answered.error is not None:
-                raise EngineUnreachable(
-                    f"{endpoint.url} serves {client.model}, but did not complete a first prompt: {answered.error}",
-                    url=endpoint.url,
-                )
+                text = f"{endpoint.url} serves {client.model}, but did not complete a first prompt: {answered.error}"
+                if answered.status is not None and 400 <= answered.status < 500 and answered.status != 429:
+                    raise UsageError(
+                        f"{text}. Its context may be shorter than {CALIBRATION_TOKENS} tokens, or --prompt of another kind is what it takes",
+                        url=endpoint.url,
+                    )
+                raise EngineUnreachable(text, url=endpoint.url)
             found = answered.reading.columns.get("prompt_tokens")
             if writer.kind != "tokens":
                 if found:

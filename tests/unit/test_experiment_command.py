@@ -264,6 +264,11 @@ def test_an_endpoint_where_nothing_is_answered_is_unreachable(
     assert ended.code == 3
     assert "did not complete a first prompt: it answers text/html" in ended.err
     assert not Path(out).exists()
+    server.misbehaviour = "bad_request"
+    ended = kvscope("experiment", "run", "--endpoint", server.url, *ENDPOINT, "--out", out)
+    assert ended.code == 2
+    assert "HTTP 400" in ended.err
+    assert "--prompt of another kind" in ended.err
 
 
 def test_a_server_that_turns_all_away_is_past_its_knee(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
