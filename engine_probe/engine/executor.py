@@ -62,6 +62,7 @@ class StepResult:
     forward_s, sample_s   s; NaN where not measured apart
     load_s                moving KV between host and device, s
     checks                columns of `check` rows, where the packed batch of this step was checked
+    max_seq_len, wasted_slots   longest context of the batch, tokens; slots of its last blocks that hold no token; None: not told
     """
 
     tokens: Items[int] | None
@@ -70,6 +71,8 @@ class StepResult:
     load_s: float = 0.0
     steps: int = 1
     checks: Items[Mapping[str, Any]] = ()
+    max_seq_len: int | None = None
+    wasted_slots: int | None = None
 
 
 class Executor(Protocol):

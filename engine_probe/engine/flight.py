@@ -19,6 +19,7 @@ from engine_probe.engine.executor import StepResult
 from engine_probe.engine.scheduler import REASONS, Schedule
 from engine_probe.engine.sequence import Sequence
 from engine_probe.recorder import Recorder
+from engine_probe.step_ring import UNKNOWN
 
 if TYPE_CHECKING:
     from engine_probe.engine.engine import Engine
@@ -42,6 +43,7 @@ class Flight:
 
     def __init__(self, recorder: Recorder, config: EngineConfig) -> None:
         self.recorder = recorder
+        self.recorder.constants["step"]["padding_side"] = "none"
         self._config = config
         self._size = config.block_size
         self._held_up_by: str | None = None
@@ -85,6 +87,8 @@ class Flight:
     def arrived(self, sequence: Sequence, queued_ns: int) -> None:
         """It waits for the scheduler from now on."""
         self._count_wait(queued_ns)
+        if self._config.scheduler.policy == "priority":
+            sequence.columns.setdefault("priority_class", str(sequence.priority))
         sequence.slot = self.recorder.arrive(
             sequence.request_id,
             sequence.arrival_ns,
@@ -197,6 +201,9 @@ class Flight:
                 blocks_cached=pool.num_cached,
                 blocks_evicted=evicted,
                 batch_size=batch,
+                max_seq_len=UNKNOWN if result.max_seq_len is None else result.max_seq_len,
+                wasted_slots=UNKNOWN if result.wasted_slots is None else result.wasted_slots,
+                padding_ratio=0.0,  # batches are packed
                 schedule_s=schedule_s / result.steps,
                 forward_s=result.forward_s / result.steps,
                 sample_s=result.sample_s / result.steps,

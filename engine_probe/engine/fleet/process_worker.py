@@ -109,7 +109,10 @@ def _start(plan: WorkerPlan, sink: RunSink, report: Report) -> Engine:
     executor = plan.make_executor()
     recorder = Recorder(sink, worker=plan.config.worker, flush_s=0.5)
     recorder.constants["request"].update(engine="kvscope", model=executor.worker_facts.get("model"))
-    recorder.constants["step"].update(policy=plan.config.scheduler.policy)
+    attention = getattr(executor, "attention", None)
+    recorder.constants["step"].update(
+        policy=plan.config.scheduler.policy, attention_backend=None if attention is None else attention.name
+    )
     return Engine(plan.config, executor, recorder, listeners=[_Teller(report)])
 
 

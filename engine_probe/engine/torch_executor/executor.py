@@ -230,7 +230,14 @@ class TorchExecutor:
         forwarded = self._now()
         emitting = plan.emitting
         tokens = choose(self._decoder.logits(hidden), emitting, self._options.seed) if emitting else []
-        return StepResult(tokens, forwarded - began, self._now() - forwarded, load_s)
+        return StepResult(
+            tokens,
+            forwarded - began,
+            self._now() - forwarded,
+            load_s,
+            max_seq_len=max(batch.contexts),
+            wasted_slots=sum([-context % self.block_size for context in batch.contexts]),
+        )
 
     def _warm_up(self, num_tokens: int) -> None:
         """A step of that many made-up tokens, before any request is there: what it writes into the blocks is never read."""
