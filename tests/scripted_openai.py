@@ -107,10 +107,9 @@ class ScriptedOpenAi(Loopback):
                 if bad == "hang_up":
                     self.close_connection = True
                     return
-                if bad in ("error", "refuse"):
-                    self._send(
-                        500 if bad == "error" else 429, b'{"error": {"type": "overloaded", "message": "secret"}}'
-                    )
+                statuses = {"error": 500, "refuse": 429, "bad_request": 400}
+                if bad in statuses:
+                    self._send(statuses[bad], b'{"error": {"type": "overloaded", "message": "secret"}}')
                     return
                 if bad in ("html", "whole"):
                     self._send(200, b"<html>hello</html>", "text/html" if bad == "html" else "application/json")
