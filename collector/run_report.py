@@ -51,7 +51,10 @@ def run_document(
 def cache_only(
     calls: Sequence[Call], policy: str, num_workers: int, num_blocks: int, block_size: int, seed: int
 ) -> dict[str, Any]:
-    """The same calls over caches in which nothing runs."""
+    """The same calls over caches in which nothing runs, in the engines' unit: tokens found, of all prompt tokens.
+
+    The tail of a prompt that fills no block counts as asked for, and can be found nowhere.
+    """
     from diagnosis.block_cache import block_trace
     from diagnosis.routing_replay import replay_routing
 
@@ -63,10 +66,16 @@ def cache_only(
         seed=seed,
         block_tokens=block_size,
     )
+    prompt_tokens = sum(call.prompt_tokens for call in calls)
+    in_blocks = sum(len(call.blocks) for call in calls) * block_size / prompt_tokens
+
+    def of_tokens(of_blocks: float | None) -> float | None:
+        return None if of_blocks is None else of_blocks * in_blocks
+
     return {
-        "hit_rate": replay.hit_rate,
+        "hit_rate": of_tokens(replay.hit_rate),
         "max_over_mean_load": replay.max_over_mean_load,
-        "pooled_hit_rate": replay.pooled_hit_rate,
+        "pooled_hit_rate": of_tokens(replay.pooled_hit_rate),
     }
 
 

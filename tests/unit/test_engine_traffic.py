@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collector.run_report import cache_only
 from engine_probe.engine.kv_identity import KvIdentity, extend
 from engine_probe.engine.traffic.call import Call, made_up_blocks
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
@@ -167,3 +168,10 @@ def test_traffic_that_makes_no_sense_is_misuse(make: Any) -> None:
     """Each is refused with a sentence."""
     with pytest.raises(UsageError):
         make()
+
+
+def test_caches_alone_are_counted_in_the_engines_unit() -> None:
+    """Twice the same 40 tokens in blocks of 16: two blocks are found, 32 of 80 tokens; the last 8 are in no block."""
+    calls = [Call(name, 0, 40, 1, made_up_blocks(7, 2)) for name in ("a", "b")]
+    figures = cache_only(calls, "round_robin", 1, 100, 16, seed=0)
+    assert figures["hit_rate"] == figures["pooled_hit_rate"] == pytest.approx(0.4)
