@@ -20,7 +20,7 @@ from engine_probe.engine.kv_listeners import KvListeners
 from engine_probe.engine.kv_manager import KvListener, KvManager
 from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence, State
-from engine_probe.errors import PromptRefused
+from engine_probe.errors import PromptRefused, UsageError
 from engine_probe.recorder import MAX_REPEAT, Recorder
 
 COUNTED = 0
@@ -55,6 +55,7 @@ class Engine:
         costs: HostCosts | None = None,
         listeners: Items[KvListener] = (),
     ) -> None:
+        _refuse_mismatch(config, executor)
         self.config = config
         self.executor = executor
         self.clock: Clock = recorder.clock
@@ -126,13 +127,12 @@ class Engine:
         Raises PromptRefused where they can never run; none of them was taken then.
         """
         first, *others = sequences
-        if first.num_prompt < 2:  # nothing to share
-            for sequence in sequences:
-                self.submit(sequence, queued_ns)
-            return
+        is_shared = first.num_prompt > 1
         reason = next((why for sequence in sequences if (why := self._refusal(sequence))), None)
         seats = self.config.scheduler.max_num_seqs
-        if len(sequences) > seats:
+        if len({sequence.request_id for sequence in sequences}) < len(sequences):
+            reason = f"two answers to request {first.request_id} have one id; each needs its own"
+        elif is_shared and len(sequences) > seats:
             reason = (
                 f"{len(sequences)} answers to request {first.request_id} need as many seats; this engine has {seats}"
             )
@@ -142,6 +142,10 @@ class Engine:
         now_ns = self.clock.monotonic_ns() if queued_ns is None else queued_ns
         for sequence in sequences:
             self._take(sequence, now_ns)
+        if not is_shared:
+            for sequence in sequences:
+                self.scheduler.add(sequence)
+            return
         for sequence in others:
             sequence.state, sequence.forked_from = State.FORKING, first
         first.forks = others
@@ -307,3 +311,17 @@ class Engine:
         if sequence.num_left <= 0 or sequence.num_known >= self.max_context:
             return "length"
         return None
+
+
+def _refuse_mismatch(config: EngineConfig, executor: Executor) -> None:
+    """Where an executor holds blocks itself, they are of the engine's size, and there are enough on the host."""
+    size = getattr(executor, "block_size", config.block_size)
+    if size != config.block_size:
+        raise UsageError(
+            f"the engine's blocks have {config.block_size} tokens, the executor's {size}; give both one size"
+        )
+    host = getattr(executor, "num_host_blocks", config.swap_blocks)
+    if host < config.swap_blocks:
+        raise UsageError(
+            f"swap_blocks is {config.swap_blocks}, and the executor has {host} host blocks; give it as many"
+        )

@@ -14,7 +14,7 @@ from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.torch_executor.executor import TorchExecutor
-from engine_probe.errors import PromptRefused
+from engine_probe.errors import PromptRefused, UsageError
 from engine_probe.recorder import Recorder
 from engine_probe.sink import MemorySink
 from tests.torch_models import TINY, alone, tiny_executor
@@ -105,3 +105,16 @@ def test_prompt_whose_activations_do_not_fit_is_refused_at_the_door() -> None:
     sent = chunked.submit("large", prompt)
     chunked.finish()
     assert sent.num_output == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"block_size": 8}, "the engine's blocks have 4 tokens, the executor's 8"),
+        ({"num_host_blocks": 2}, "swap_blocks is 3, and the executor has 2 host blocks"),
+    ],
+)
+def test_engine_and_executor_must_agree_on_blocks(options: dict[str, Any], says: str) -> None:
+    """Otherwise KV would land where nobody looks for it."""
+    with pytest.raises(UsageError, match=says):
+        Running(tiny_executor(**options), {}, swap_blocks=3)

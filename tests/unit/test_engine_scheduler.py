@@ -399,3 +399,15 @@ def test_more_answers_than_seats_are_refused() -> None:
     with pytest.raises(PromptRefused, match="3 answers to request a need as many seats; this engine has 2"):
         bench.siblings(["a", "b", "c"], [1, 2, 3])
     assert not bench.engine.has_work
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 2, 3]])
+def test_answers_are_taken_all_or_none(prompt: list[int]) -> None:
+    """One of them has an id that is under way, or two have the same: none is taken, whether they share a prompt or not."""
+    bench = EngineBench()
+    bench.request("b", 5)
+    for names, says in ((["a", "b"], "b is under way already"), (["c", "c"], "two answers to request c have one id")):
+        with pytest.raises(PromptRefused, match=says):
+            bench.siblings(names, prompt)
+    assert bench.engine.request_ids == ["b"]
+    bench.engine.check_integrity()
