@@ -56,6 +56,9 @@ def test_calls_are_routed_computed_and_recorded(tmp_path: Path) -> None:
         assert {row["worker"] for row in run.tables["worker"].to_pylist()} == {"w0", "w1"}
         routes = rows(tmp_path / run.run_id, "route")
         assert sorted(row["request_id"] for row in routes) == sorted(row["request_id"] for row in requests)
+        # What the router believes comes of the workers' own events, and has the names that calls have.
+        matches = [row["candidates"][0]["matched_tokens"] for row in sorted(routes, key=lambda row: row["at_ns"])]
+        assert (matches[0], matches[-1]) == (0, 64)
         # Pure affinity, ties to the first: whoever is first asked keeps all of them.
         assert {row["chosen"] for row in routes} == {row["worker"] for row in requests} == {"w0"}
     assert ran[1].tables["request"].to_pylist()[0]["cached_tokens"] == 0, "the cache was not emptied between runs"

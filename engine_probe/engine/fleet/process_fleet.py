@@ -73,6 +73,9 @@ class ProcessFleet:
         self._worker_of: dict[str, int] = {}
         self._feed = EventFeed(PrefixIndex(len(plans)))
         self._feeds_index = policy.name in USES_INDEX
+        config = plans[0].config
+        self._root = config.identity.root(config.salt)
+        """Calls' blocks are named from here on (`traffic/tokens.py`), and so must the workers name theirs."""
         self.router = Router(
             policy,
             [worker.name for worker in self._workers],
@@ -155,6 +158,7 @@ class ProcessFleet:
             SamplingParams(max_tokens=call.output_tokens, ignore_eos=True),
             due_ns,
             token_ids=list(call.token_ids),
+            root=self._root,
             priority=call.priority,
             tenant=call.tenant,
             columns={name: value for name, value in columns.items() if value is not None},
