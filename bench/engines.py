@@ -25,7 +25,24 @@ ROOT = Path(__file__).resolve().parent.parent
 ROUNDS: Final = 3
 SHORT, LONG = 64, 512
 ANSWER, AT_ONCE = 64, 8
-WORDS: Final = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group"]
+WORDS: Final = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+]
 
 
 def run(json: bool, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
