@@ -116,7 +116,15 @@ def test_every_column_is_documented_and_sound(kind: str) -> None:
 def test_the_recorder_takes_every_number_of_a_step() -> None:
     """`end_step` has a parameter for each numeric column of `step`, in the order in which the ring packs them."""
     parameters = list(inspect.signature(Recorder.end_step).parameters)
-    assert parameters == ["self", *step_ring.INTS, *step_ring.WAITING_ON, *step_ring.FLOATS, "at_ns", "repeat", "probe_s"]
+    assert parameters == [
+        "self",
+        *step_ring.INTS,
+        *step_ring.WAITING_ON,
+        *step_ring.FLOATS,
+        "at_ns",
+        "repeat",
+        "probe_s",
+    ]
     own = {"at_ns", "step", "duration_s", "probe_s", "sample_rate", "waiting_on"}
     numeric = {column.name for column in KINDS["step"] if column.type in ("int64", "float64")} - own
     assert {*step_ring.INTS, *step_ring.FLOATS} == numeric
