@@ -18,7 +18,7 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s
 from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
-from diagnosis.rows import KINDS, ORDINARY, ROWS, UNOBSERVED
+from diagnosis.rows import KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
@@ -197,6 +197,8 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.join(prefilled, context.model.spell_shares(left_queue_s + prefill / 2, suspect=context.suspect))
     sheet.add("preemption_recompute", stalled)
     rest = left - queue - prefill - stalled
+    rest = sheet.carve(rest, "lookup_overhead", r.get("cache_lookup_s"))
+    rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
@@ -276,12 +278,12 @@ def _shared_with(
 ) -> dict[str, F64]:
     """Seconds of [start, end) that the steps spent on the answered-for prefills of *other* requests, [n] by kind.
 
-    Kinds that occur nowhere are left out; the others come in the order of KINDS. `own`: what a request computed itself is
+    Kinds that occur nowhere are left out; the others come in the order of OVERHEADS and KINDS. `own`: what a request did itself is
     taken off.
     """
     r = facts.requests
     occur = {name for line in lines.values() for name in line.activity}
-    out: dict[str, F64] = {name: np.zeros(len(r)) for name in KINDS if name in occur}
+    out: dict[str, F64] = {name: np.zeros(len(r)) for name in (*OVERHEADS, *KINDS) if name in occur}
     known = np.isfinite(start_s) & np.isfinite(end_s)
     for worker, mine in enumerate(r.by_worker()):
         rows = mine[known[mine]]
@@ -292,7 +294,10 @@ def _shared_with(
         total = spent.total()
         mine_s = np.where(total > 0, spent.density * known_or_0(r.get("prefill_s")), 0.0)
         for name, seconds in out.items():
-            seconds -= mine_s * spent.tokens[name] / np.maximum(total, 1e-12)
+            if name in spent.tokens:
+                seconds -= mine_s * spent.tokens[name] / np.maximum(total, 1e-12)
+        if "lookup_overhead" in out:  # its own stands beside its prefill
+            out["lookup_overhead"] -= known_or_0(r.get("cache_lookup_s"))
     return {name: np.clip(seconds, 0.0, None) for name, seconds in out.items()}
 
 

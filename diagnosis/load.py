@@ -58,6 +58,8 @@ STEP_NUMBERS = [
     "blocks_used",
     "blocks_evicted",
     "oldest_wait_s",
+    "schedule_s",
+    "alloc_s",
     "probe_s",
 ]
 

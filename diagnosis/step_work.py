@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import F64, I64, Facts, StepFacts
+from diagnosis.overheads import overheads
 from diagnosis.rows import KINDS
 
 AGAIN, ORDINARY = "preemption_recompute", KINDS[-1]
@@ -28,12 +29,14 @@ class StepWork:
     """Steps of one worker that know their tokens, by time: start and end (s), and the share of each that went into prefill.
 
     first   share of time for prompt tokens computed for the first time      again   for tokens computed again
+    beside  share of time for each of OVERHEADS that occurs
     """
 
     start_s: F64
     end_s: F64
     first: F64
     again: F64
+    beside: Mapping[str, F64]
 
     def edges(self, low: float, high: float) -> F64:
         """Instants between low and high at which a step begins or ends."""
@@ -48,7 +51,9 @@ class StepWork:
         told = np.zeros(len(middle))
         for share in activity.values():
             told += share
+        beside = {name: np.where(inside, share[step], 0.0) for name, share in self.beside.items()}
         first, again = self.first[step], self.again[step]
+        inside &= np.isfinite(first)
         out = {}
         for name in KINDS:
             by_requests = activity.get(name, np.zeros(len(middle)))
@@ -60,13 +65,23 @@ class StepWork:
             share = np.where(inside, by_step, by_requests)
             if share.any():
                 out[name] = share
-        return out
+        # bookkeeping comes first: what it took no prefill can have taken (`step_work` left it no room)
+        return beside | out
 
 
-def step_work(facts: Facts, worker: str | None, token_s: float | None) -> StepWork | None:
-    """Work of one worker's steps; `token_s` is what a computed token costs in this window, s. None where neither can be told."""
+def step_work(
+    facts: Facts, worker: str | None, token_s: float | None, told: Mapping[str, F64] | None = None
+) -> StepWork | None:
+    """Work of one worker's steps; `token_s` is what a computed token costs in this window, s; `told`: the overheads of
+    all steps, where they were worked out already.
+
+    Without it only the overheads are told (`first` and `again` are NaN). None where nothing can be told.
+    """
     steps = facts.steps
-    if steps is None or token_s is None or worker not in steps.worker_names:
+    if steps is None or worker not in steps.worker_names:
+        return None
+    told = overheads(facts) if told is None else told
+    if token_s is None and not told:
         return None
     prefill, recomputed = steps.get("prefill_tokens"), np.nan_to_num(steps.get("recomputed_tokens"))
     mine = steps.worker == list(steps.worker_names).index(worker)
@@ -74,12 +89,18 @@ def step_work(facts: Facts, worker: str | None, token_s: float | None) -> StepWo
     rows = np.flatnonzero(mine)
     if len(rows) == 0:
         return None
-    end, room = steps.at_s[rows], steps.duration_s[rows]
-    start = end - room
+    end, whole = steps.at_s[rows], steps.duration_s[rows]
+    start = end - whole
+    beside = {name: seconds[rows] for name, seconds in told.items() if seconds[rows].any()}
+    shares = {name: seconds / whole for name, seconds in beside.items()}
+    if token_s is None:
+        unknown = np.full(len(rows), np.nan)
+        return StepWork(start, end, unknown, unknown, shares)
+    room = np.maximum(whole - sum(beside.values()), 0.0)
     again = spread(np.minimum(recomputed, prefill)[rows] * token_s, room, _neighbours(start, end))
     first = np.clip(prefill - recomputed, 0.0, None)[rows] * token_s
     first = spread(first[::-1], (room - again)[::-1], _neighbours(start, end)[::-1])[::-1]
-    return StepWork(start, end, first / room, again / room)
+    return StepWork(start, end, first / whole, again / whole, shares)
 
 
 def others_by_steps(steps: StepFacts | None, worker: str | None, first_s: F64, last_s: F64) -> F64:

@@ -2,7 +2,7 @@
 
 A timeline is piecewise constant between the instants at which a request arrives, is first scheduled, sees its first token
 or ends, and a step begins or ends where steps tell their tokens. In each piece it knows which share of time went into which
-kind of prefill (`KINDS`) and what bound the queue (blocks, dependency, budget or seats, or nobody can tell). A request's wait is the difference of two integrals, so
+kind of prefill (`KINDS`) or of bookkeeping (`OVERHEADS`) and what bound the queue (blocks, dependency, seats, budget, or nobody can tell). A request's wait is the difference of two integrals, so
 the rows of a wait sum to the wait exactly.
 """
 
@@ -15,11 +15,12 @@ import numpy as np
 
 from diagnosis.censored import at_least_s
 from diagnosis.facts import F64, I64, Bool, Facts
+from diagnosis.overheads import overheads
 from diagnosis.rows import KINDS
 from diagnosis.sampled import around, beside_rate
 from diagnosis.step_work import StepWork, step_work
 
-BINDINGS = ("blocks", "dependency", "other", "unknown")
+BINDINGS = ("blocks", "dependency", "other", "unknown", "seats", "budget")
 SEEN_IN = frozenset(("sample.preemptions_total", "request.num_preemptions", "step.num_preempted"))
 """Where preemptions would have been seen."""
 SHORT_OF_BLOCKS = 1.0
@@ -41,7 +42,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One worker. `edges` [m+1] s; `activity`: shares of time [m] of the kinds of prefill that occur; `binding` [4, m], weights
+    """One worker. `edges` [m+1] s; `activity`: shares of time [m] of what occurs of KINDS and OVERHEADS; `binding` [6, m], weights
     that sum to 1 in each piece."""
 
     edges: F64
@@ -65,14 +66,17 @@ class Timeline:
         return out
 
     def wait_shares(self) -> dict[str, F64]:
-        """Shares of each piece's waiting by row: blocks, dependency, what the steps computed for others, and last ordinary work."""
-        blocks, dependency, other, unknown = self.binding
+        """Shares of each piece's waiting by row: blocks, dependency, what the steps did for others, and last ordinary work."""
+        blocks, dependency, other, unknown, seats, budget = self.binding
+        free = other + seats + budget
         answered = {name: share for name, share in self.activity.items() if name != KINDS[-1]}
         rest = np.clip(1.0 - sum_of(answered.values(), len(other)), 0.0, 1.0)
         return {
             "admission_blocked_on_blocks": blocks,
             "queue_dependency": dependency,
-            **{name: share * other for name, share in answered.items()},
+            **{name: share * free for name, share in answered.items()},
+            "queue_seats": rest * seats,
+            "queue_budget": rest * budget,
             "queue_load": rest * other,
             "queue_unobserved": unknown,
         }
@@ -86,9 +90,10 @@ def build_all(facts: Facts, spent: Spent, most_running: int, token_s: float | No
     """
     gone, waited = given_up(facts), at_least_s(facts)
     shortage = _shortage(facts)
+    beside = overheads(facts)
     built = {}
     for worker, rows in enumerate(facts.requests.by_worker()):
-        steps = step_work(facts, facts.requests.worker_names[worker], token_s)
+        steps = step_work(facts, facts.requests.worker_names[worker], token_s, beside)
         line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage, steps)
         if line is not None:
             built[worker] = line
@@ -274,8 +279,9 @@ def _binding_from_steps(facts: Facts, worker: int, edges: F64) -> F64 | None:
     if known.sum() == 0:
         return None
     scale = np.where(known > 0, known, 1.0)
-    blocks, dependency = counts["blocks"] / scale, counts["dependency"] / scale
-    return np.stack([blocks, dependency, 1.0 - blocks - dependency, np.zeros(len(blocks))])
+    blocks, dependency, seats, budget = (counts[key] / scale for key in ("blocks", "dependency", "seats", "budget"))
+    other = np.where(known > 0, 0.0, 1.0)
+    return np.stack([blocks, dependency, other, np.zeros(len(blocks)), seats, budget])
 
 
 _WAITING_ON = ("blocks", "budget", "seats", "dependency")

@@ -16,6 +16,7 @@ import numpy as np
 
 from diagnosis.drift import SPANS, Ratio, Spell, compare, drift, spell
 from diagnosis.facts import F64, Facts, StepFacts
+from diagnosis.overheads import without_overheads
 from diagnosis.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
 
 MIN_LEVEL = 30
@@ -77,6 +78,7 @@ class WorkModel:
 
 def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> WorkModel:
     """Fit the model on both windows. `suspect_is_worse`: a slow spell is looked for in the suspect window, else in the baseline."""
+    base, suspect = without_overheads(base), without_overheads(suspect)
     sides = (_Side(base), _Side(suspect))
     found = _compared(*sides, suspect_is_worse=suspect_is_worse)
     factor, ratio = None, found.ratio

@@ -128,6 +128,8 @@ class Engine:
                     "at_ns": _ns(now),
                     "step": step,
                     "duration_s": duration,
+                    "alloc_s": 0.0,
+                    "probe_s": 0.0,
                     "num_running": len(decoding) + len(prefilling),
                     "num_waiting_prefill": waited,
                     "waiting_on": {
@@ -325,6 +327,7 @@ class Engine:
                 "end_ns": _ns(now),
                 "token_ns": [_ns(t) for t in r.tokens],
                 "frontend_s": self.s.front_s,
+                "cache_lookup_s": 0.0,
                 "queue_s": scheduled - r.arrival,
                 "prefill_s": first - scheduled,
                 "decode_s": r.tokens[-1] - first - r.stalled,
@@ -404,6 +407,7 @@ def at_level(rows: Rows, level: str) -> Rows:
     if level == "otlp":
         hidden = {
             "token_ns",
+            "cache_lookup_s",
             "cached_tokens",
             "computed_tokens",
             "recomputed_tokens",

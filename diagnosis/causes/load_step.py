@@ -16,7 +16,7 @@ MIN_Z = 3.0
 """Standard errors the growth has to stand out by."""
 
 
-@cause("load_step", rows=("queue_load", "decode_bandwidth", "shared_prefill"))
+@cause("load_step", rows=("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill"))
 def load_step(case: Case) -> Claim | Excluded | None:
     """More requests arrived a second for each worker, and ordinary work queued behind ordinary work.
 

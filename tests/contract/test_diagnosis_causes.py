@@ -19,17 +19,23 @@ from diagnosis.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
-from tests.cause_scenarios import SCENARIOS, N, Pair, more_load, more_load_on_more_workers, names
+from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
+from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
+from tests.cost_scenarios import COSTS
 from tests.diagnosed import few_replicates
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
+SCENARIOS = ROOM_AND_LOAD | COSTS
 VLLM_OPTIONS = {
-    # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py)
+    # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py, vllm/entrypoints/openai/cli_args.py)
+    "--api-server-count",
     "--attention-backend",
+    "--block-size",
     "--enable-prefix-caching",
     "--enforce-eager",
     "--gpu-memory-utilization",
     "--kv-cache-dtype",
+    "--kv-events-config",
     "--kv-offloading-size",
     "--kv-transfer-config",
     "--long-prefill-token-threshold",
@@ -40,6 +46,7 @@ VLLM_OPTIONS = {
     "--no-enable-chunked-prefill",
     "--no-enable-prefix-caching",
     "--num-gpu-blocks-override",
+    "--prefix-caching-hash-algo",
 }
 OURS = {"--policy", "--blocks", "--store", "--run"}
 """Options of `kvscope capacity`, which experiments may name."""

@@ -1,0 +1,116 @@
+"""Making room for blocks took longer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import event_where
+from diagnosis.facts import F64, Facts
+from diagnosis.overheads import EVICTION, overheads
+from diagnosis.wording import number, seconds
+
+LONGER = 1.5
+"""Times the baseline's cost of an evicted block from which on it is dearer."""
+MIN_STEPS = 10
+"""Steps that evict on either side of a change point."""
+
+
+@cause(
+    "eviction_overhead",
+    needs=("step.alloc_s|step.schedule_s|request.alloc_s", "step.blocks_evicted"),
+    rows=("eviction_overhead",),
+)
+def eviction_overhead(case: Case) -> Claim | Excluded | None:
+    """Each evicted block took longer to find and give up: full pools pay it with every prompt.
+
+    Why: a victim that is found by looking through all cached blocks costs more the larger the cache is; giving it up updates an index,
+    a tier or a subscriber of KV events. The scheduler does this inside the step, so everybody in the step pays. Where the engine
+    does not tell the time of allocating, it is what its scheduler took more in steps that evicted than in others.
+
+    Refuted by: as short a time for an evicted block as in the baseline; steps that evict nothing and schedule as long.
+
+    Remedy:
+    - vLLM: KV events (--kv-events-config) and connectors (--kv-transfer-config) are told of every block; try without them
+    - vLLM: fewer evictions by more KV blocks (--gpu-memory-utilization) or larger ones (--block-size)
+    - host: cores for the scheduler's process that nothing else takes
+    - application: fewer distinct long prompts evict fewer blocks
+
+    Experiment: run the same traffic with half the prompts' length; if a step's time follows the number of evicted blocks, it is this.
+    """
+    rates = [_per_block(facts) for facts in (case.base, case.suspect)]
+    if rates[1] is None:
+        return Excluded(f"0 blocks were evicted in the steps of the {case.suspect_word}")
+    per_block, before = rates[1], rates[0] or 0.0
+    if per_block <= LONGER * before:
+        return Excluded(
+            f"an evicted block took {seconds(per_block)} to make room of ({seconds(before)} in the {case.base_word})"
+        )
+    spent = case.suspect_ledger.column(EVICTION)
+    if not (spent > 0).any():
+        return Excluded(f"evictions cost the requests of the {case.suspect_word} 0 ms")
+    told = case.suspect.steps
+    evicted = 0.0 if told is None else float(np.nansum(told.get("blocks_evicted")))
+    since = change_point(case.suspect, before)
+    when = "all the while" if since is None else f"from {seconds(since)} into the window on"
+    return Claim(
+        [
+            Evidence(
+                f"an evicted block took {seconds(per_block)} ({seconds(before)} in the {case.base_word}), {when}",
+                per_block,
+                "s",
+                None,
+                case.worst_requests(EVICTION),
+                "the steps: their time of making room over the blocks that they evicted",
+            ),
+            Evidence(
+                f"{number(evicted)} blocks were evicted in the steps of the {case.suspect_word}",
+                evicted,
+                "blocks",
+                f"SELECT sum(blocks_evicted) AS blocks FROM step WHERE {event_where(case, case.suspect)}",
+            ),
+            Evidence(
+                f"evictions cost a request {seconds(float(spent.mean()))} on average, in steps that it waited for or shared",
+                float(spent.mean()),
+                "s",
+            ),
+        ],
+        case.worker_subject(EVICTION),
+        case.when(EVICTION) if since is None else (since, case.suspect.end_s),
+        1.0 if told is not None and np.isfinite(told.get("alloc_s")).any() else 0.9,
+    )
+
+
+def change_point(facts: Facts, before_s: float) -> float | None:
+    """Instant (s since the origin) from which on a block took longer; None where it did so from the first step on.
+
+    The split of the steps that evict which leaves least scatter around two means, the first of which is like the baseline's.
+    """
+    found = _evicting_steps(facts)
+    if found is None or len(found[0]) < 2 * MIN_STEPS:
+        return None
+    at, cost, blocks = found
+    each = cost / blocks
+    ranks = np.arange(1, len(each))
+    total, left = float(each.sum()), np.cumsum(each)[:-1]
+    between = left**2 / ranks + (total - left) ** 2 / (len(each) - ranks)
+    inside = slice(MIN_STEPS - 1, len(each) - MIN_STEPS)
+    k = int(np.argmax(between[inside])) + MIN_STEPS
+    first, rest = float(each[:k].mean()), float(each[k:].mean())
+    return float(at[k]) if first <= LONGER * before_s < rest else None
+
+
+def _per_block(facts: Facts) -> float | None:
+    found = _evicting_steps(facts)
+    return None if found is None else float(found[1].sum() / found[2].sum())
+
+
+def _evicting_steps(facts: Facts) -> tuple[F64, F64, F64] | None:
+    """End, seconds of making room and evicted blocks of the steps that evicted, in order of time; None where there is none."""
+    spent = overheads(facts).get(EVICTION)
+    if facts.steps is None or spent is None:
+        return None
+    evicted = np.nan_to_num(facts.steps.get("blocks_evicted"))
+    rows = np.flatnonzero(evicted > 0)
+    rows = rows[np.argsort(facts.steps.at_s[rows], kind="stable")]
+    return (facts.steps.at_s[rows], spent[rows], evicted[rows]) if len(rows) else None

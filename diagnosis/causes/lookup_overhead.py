@@ -1,0 +1,61 @@
+"""Looking prompts up in the prefix cache took longer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import request_sql
+from diagnosis.wording import number, seconds
+
+DUST_S = 0.0005
+"""A rise of the mean look-up below this is scatter."""
+
+
+@cause("lookup_overhead", needs=("request.cache_lookup_s",), rows=("lookup_overhead",))
+def lookup_overhead(case: Case) -> Claim | Excluded | None:
+    """Looking a prompt up in the prefix cache took longer: a cost of every request, whether it hits or not.
+
+    Why: the prompt's blocks are hashed and looked for before anything is computed, often while the scheduler holds the step: then
+    whoever waits for that step, or is in it, pays too. Long prompts, small blocks, a slow hash, a remote index or others who
+    hold the cache's lock make it dear. Where it is as dear at the median as at its worst it is a fixed cost, else somebody is in the way.
+
+    Refuted by: look-ups as short as in the baseline; a TTFT that is the same with prefix caching off.
+
+    Remedy:
+    - vLLM: a faster hash (--prefix-caching-hash-algo builtin or xxhash where prompts come from one's own application), larger blocks (--block-size)
+    - vLLM: --no-enable-prefix-caching on workers whose traffic hits little; it pays for look-ups and gains nothing
+    - host: cores for the scheduler's process that nothing else takes
+    - application: shorter prompts have fewer blocks to look for
+
+    Experiment: switch prefix caching off on one worker for prompts that never hit; the fixed part of TTFT must go.
+    """
+    looked, before = (facts.requests.get("cache_lookup_s") for facts in (case.suspect, case.base))
+    if not np.isfinite(before).any():
+        return None
+    mean, mean_before = float(np.nanmean(looked)), float(np.nanmean(before))
+    if mean - mean_before < DUST_S:
+        return Excluded(f"a look-up took {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})")
+    spent = case.suspect_ledger.column("lookup_overhead")
+    middle, worst = (float(np.nanquantile(looked, q)) for q in (0.5, 0.99))
+    own = float(np.nansum(looked[case.suspect_ledger.rows])) / max(len(spent), 1)
+    return Claim(
+        [
+            Evidence(
+                f"a look-up took {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word}); half took up to "
+                f"{seconds(middle)}, 99 in 100 up to {seconds(worst)}",
+                mean,
+                "s",
+                request_sql(case, case.suspect, "avg(cache_lookup_s) AS mean_s", "cache_lookup_s"),
+                case.worst_requests("lookup_overhead"),
+            ),
+            Evidence(
+                f"look-ups cost {number(len(spent))} requests {seconds(float(spent.mean()))} each on average: {seconds(min(own, float(spent.mean())))} by "
+                "their own, the rest by those of others in the steps that they waited for or shared",
+                float(spent.mean()),
+                "s",
+            ),
+        ],
+        case.worker_subject("lookup_overhead"),
+        case.when("lookup_overhead"),
+    )

@@ -1,0 +1,95 @@
+"""Bookkeeping that takes time inside a worker's steps: looking prompts up, evicting blocks, recording what was done.
+
+Idea: it lengthens the step for everybody in it, so it is passed on like prefill is. The probe tells its own time. A look-up is told
+by the request that was admitted by it. Allocating is told by the engine, or it is what the scheduler took more in a step that
+evicted than in a usual one.
+
+Invariant: a step's overheads are not more than its duration. Where no column tells there is none: unknown is not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from diagnosis.facts import F64, Facts, StepFacts
+from diagnosis.rows import OVERHEADS
+from diagnosis.sampled import beside_rate
+
+LOOKUP, EVICTION, PROBE = OVERHEADS
+
+
+def overheads(facts: Facts) -> dict[str, F64]:
+    """Seconds of each step that went into each of OVERHEADS, [m]; without those that nobody tells."""
+    steps = facts.steps
+    if steps is None:
+        return {}
+    found: dict[str, F64] = {}
+    lookups = _lookups(facts, steps)
+    if lookups is not None:
+        found[LOOKUP] = lookups
+    evictions = evicting(steps, lookups)
+    if evictions is not None:
+        found[EVICTION] = evictions
+    if np.isfinite(steps.get("probe_s")).any():
+        found[PROBE] = np.nan_to_num(steps.get("probe_s"))
+    return _within(found, steps)
+
+
+def without_overheads(facts: Facts) -> Facts:
+    """The facts with steps as long as they were but for their overheads: what the model's own work took."""
+    told = overheads(facts)
+    if not told or facts.steps is None:
+        return facts
+    net = facts.steps.duration_s - sum(told.values())
+    return replace(facts, steps=replace(facts.steps, duration_s=net))
+
+
+def evicting(steps: StepFacts, lookups: F64 | None = None) -> F64 | None:
+    """Seconds of each step spent on making room, [m]; None where neither the engine nor its scheduler tells."""
+    told = steps.get("alloc_s")
+    if np.isfinite(told).any():
+        return np.nan_to_num(told)
+    scheduling, evicted = steps.get("schedule_s"), steps.get("blocks_evicted")
+    if not np.isfinite(scheduling).any() or not np.isfinite(evicted).any():
+        return None
+    scheduling = scheduling - (0.0 if lookups is None else lookups)
+    quiet = scheduling[np.isfinite(scheduling) & (evicted == 0)]
+    usual = float(np.median(quiet)) if len(quiet) else 0.0
+    more = np.where((evicted > 0) & np.isfinite(scheduling), scheduling - max(usual, 0.0), 0.0)
+    return np.maximum(more, 0.0)
+
+
+def _lookups(facts: Facts, steps: StepFacts) -> F64 | None:
+    """Seconds of each step spent on look-ups, by the requests that were first scheduled in it; None where no request tells."""
+    r = facts.requests
+    looked = r.get("cache_lookup_s")
+    if not np.isfinite(looked).any():
+        return None
+    out = np.zeros(len(steps))
+    for code, rows in enumerate(r.by_worker()):
+        name = r.worker_names[code]
+        if name not in steps.worker_names:
+            continue
+        mine = np.flatnonzero(steps.worker == list(steps.worker_names).index(name))
+        asked = rows[np.isfinite(looked[rows]) & np.isfinite(r.scheduled_s[rows])]
+        if len(mine) == 0 or len(asked) == 0:
+            continue
+        # a request is looked up as soon as the step before is over: that instant is the next step's
+        at = np.searchsorted(steps.at_s[mine], r.scheduled_s[asked], "right")
+        inside = at < len(mine)
+        # of a sample of the requests each stands for others beside it
+        np.add.at(out, mine[at[inside]], looked[asked[inside]] / beside_rate(r))
+    return out
+
+
+def _within(found: Mapping[str, F64], steps: StepFacts) -> dict[str, F64]:
+    """At most what the step has: the overheads shrink together where they say more."""
+    total = np.zeros(len(steps))
+    for seconds in found.values():
+        total += seconds
+    room = np.where(np.isfinite(steps.duration_s), np.maximum(steps.duration_s, 0.0), 0.0)
+    fits = np.divide(room, total, out=np.ones(len(steps)), where=total > room)
+    return {name: seconds * fits for name, seconds in found.items()}

@@ -1,0 +1,126 @@
+"""Hand-made pairs of windows, as in `cause_scenarios.py`, for what is neither room nor load: front end, bookkeeping, settings.
+
+Requests come one each 2 s and do not meet unless told so; 60 a window. The arithmetic stands beside each pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from diagnosis.facts import Facts, StepFacts
+from tests.cause_scenarios import JITTER, N, Pair, Scenarios, bare_pair, pair, plain
+from tests.factories import facts
+
+# front_end: 100 ms of prefill behind the front end
+
+
+def _front(front: float, prefill: float = 0.1) -> Facts:
+    requests = plain(prefill, frontend_s=front * JITTER)
+    requests.first_token_s[:] += front * JITTER
+    return facts(requests)
+
+
+def before_the_engine() -> Pair:
+    """400 ms in place of 10 before the engine: all of the change."""
+    return pair(_front(0.01), _front(0.4))
+
+
+def as_long_before_the_engine() -> Pair:
+    """400 ms in both windows."""
+    return pair(_front(0.4), _front(0.4))
+
+
+def a_little_before_the_engine() -> Pair:
+    """5 ms more before the engine, 300 ms more of prefill: 2 % of the change."""
+    return pair(_front(0.01), _front(0.015, prefill=0.4))
+
+
+# bookkeeping: a request is prefilled in 100 ms of one step; what the step did beside is in its columns
+
+
+def _steps(duration: Any, **numbers: Any) -> StepFacts:
+    """One step a request, that begins when it arrives."""
+    lasted = np.broadcast_to(np.asarray(duration, dtype=float), N)
+    columns = {"prefill_tokens": 160.0, "decode_tokens": 1.0, "num_running": 1.0, "blocks_evicted": 0.0} | numbers
+    spread = {name: np.broadcast_to(np.asarray(value, dtype=float), N) for name, value in columns.items()}
+    return StepFacts(np.zeros(N, dtype=np.int64), ("w0",), np.arange(N) * 2.0 + lasted, lasted, spread)
+
+
+WORKING = 0.1 * JITTER
+TOKENS = 150.0 + np.arange(N) % 5 * 5.0
+"""Prompts differ, so that what a token costs can be fitted: 160 of them in the mean."""
+
+
+def _work(**more: Any) -> Facts:
+    """The request's own phases: prefill of `WORKING` s and `beside` s of bookkeeping in the same step."""
+    beside = more.pop("beside", 0.0)
+    own = more.pop("own", {})
+    told = _steps(WORKING + beside, prefill_tokens=TOKENS, **more)
+    requests = plain((WORKING + beside) / JITTER, computed_tokens=TOKENS, **own)
+    known = facts(requests, steps=told)
+    seen = {f"step.{name}" for name, values in told.numbers.items() if np.isfinite(values).any()}
+    return replace(known, visible=known.visible | seen)
+
+
+def looked_up(lookup: float, prefill: float = 0.1) -> Facts:
+    """The look-up is a phase of its own before prefill; nobody else is in the step."""
+    requests = plain(prefill, cache_lookup_s=lookup)
+    requests.first_token_s[:] += lookup
+    return facts(requests)
+
+
+def dear_lookups() -> Pair:
+    """Each look-up takes 80 ms in place of 0.1: all of the change."""
+    return pair(looked_up(0.0001), looked_up(0.08))
+
+
+def cheap_lookups() -> Pair:
+    """0.1 ms in both windows."""
+    return pair(looked_up(0.0001), looked_up(0.0001))
+
+
+def lookups_a_little_dearer() -> Pair:
+    """5 ms a look-up, and prefill takes 300 ms longer."""
+    return pair(looked_up(0.0001), looked_up(0.005, prefill=0.4))
+
+
+def dear_evictions() -> Pair:
+    """Each step evicts 10 blocks, which takes 6 ms each: 60 ms, all of the change. Making room is no phase of the request."""
+    cheap = _work(blocks_evicted=10.0, alloc_s=0.00001)
+    return pair(cheap, _work(beside=0.06, blocks_evicted=10.0, alloc_s=0.06))
+
+
+def cheap_evictions() -> Pair:
+    """10 blocks in 10 us in both windows."""
+    return pair(_work(blocks_evicted=10.0, alloc_s=0.00001), _work(blocks_evicted=10.0, alloc_s=0.00001))
+
+
+def nothing_evicted() -> Pair:
+    """Allocating got dearer, but no block was evicted."""
+    return pair(_work(alloc_s=0.00001), _work(beside=0.06, alloc_s=0.06))
+
+
+def recorded_at_length() -> Pair:
+    """The recorder takes 60 ms of each step in place of 20 us: all of the change."""
+    return pair(_work(probe_s=0.00002), _work(beside=0.06, probe_s=0.06))
+
+
+def recorded_quickly() -> Pair:
+    """20 us a step in both windows."""
+    return pair(_work(probe_s=0.00002), _work(probe_s=0.00002))
+
+
+def recorded_a_little_longer() -> Pair:
+    """2 ms of recording, and 58 ms a step that nobody accounts for."""
+    return pair(_work(probe_s=0.00002), _work(beside=0.06, probe_s=0.002))
+
+
+COSTS: dict[str, Scenarios] = {
+    "front_end": Scenarios(before_the_engine, as_long_before_the_engine, a_little_before_the_engine, bare_pair),
+    "lookup_overhead": Scenarios(dear_lookups, cheap_lookups, lookups_a_little_dearer, bare_pair),
+    "eviction_overhead": Scenarios(dear_evictions, cheap_evictions, nothing_evicted, bare_pair),
+    "probe_overhead": Scenarios(recorded_at_length, recorded_quickly, recorded_a_little_longer, bare_pair),
+}
