@@ -27,7 +27,10 @@ FIRST_TOKEN_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be served, by how many workers with which settings; out: folder of the rows, None: nowhere."""
+    """What is to be served, by how many workers with which settings; out: folder of the rows, None: nowhere.
+
+    index_delay_s, index_loss_ratio   of the block events that the router's index hears of; None: the fleet's own
+    """
 
     calls: Sequence[Call]
     config: EngineConfig
@@ -39,6 +42,8 @@ class Asked:
     out: Path | None
     run_id: str | None
     on_progress: Callable[[int], None]
+    index_delay_s: float | None = None
+    index_loss_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ def virtual_run(asked: Asked, model: str, hardware: str, tp: int) -> Ran:
     from engine_probe.engine.roofline.model_shape import find_shape
     from engine_probe.sink import FileSink
 
+    router = RouterSettings(policy=asked.policy)
+    if asked.index_delay_s is not None:
+        router = replace(router, index_delay_s=asked.index_delay_s)
+    if asked.index_loss_ratio is not None:
+        router = replace(router, index_loss_ratio=asked.index_loss_ratio)
     settings = FleetSettings(
         find_shape(model),
         find_hardware(hardware),
@@ -66,7 +76,7 @@ def virtual_run(asked: Asked, model: str, hardware: str, tp: int) -> Ran:
         tp=tp,
         num_blocks=asked.blocks,
         engine=asked.config,
-        router=RouterSettings(policy=asked.policy),
+        router=router,
         in_flight=asked.in_flight,
         seed=asked.seed,
     )

@@ -63,6 +63,12 @@ def run(
         int | None,
         typer.Option(help="Closed loop: so many calls open at once.", show_default="calls come when they come"),
     ] = None,
+    index_delay: Annotated[
+        float | None, typer.Option(help="Seconds until the router hears of a block.", show_default="0.01")
+    ] = None,
+    index_loss: Annotated[
+        float | None, typer.Option(help="Share of block events that it never hears of.", show_default="0")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for every row, as Parquet (`kvscope import` reads it).")
     ] = None,
@@ -88,9 +94,10 @@ def run(
         scheduler=SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=budget),
     )
     calls = _calls(trace, size, requests, rate, speed, seed)
-    asked = Asked(calls, config, workers, policy, blocks, in_flight, seed, out, name, _progress(len(calls)))
+    progress = _progress(len(calls))
+    asked = Asked(calls, config, workers, policy, blocks, in_flight, seed, out, name, progress, index_delay, index_loss)
     if compute:
-        _refuse_virtual(hardware=hardware, tp=tp, in_flight=in_flight)
+        _refuse_virtual(hardware=hardware, tp=tp, in_flight=in_flight, index_delay=index_delay, index_loss=index_loss)
         ran = compute_run(asked, model)
     else:
         ran = virtual_run(asked, model or MODEL, hardware or HARDWARE, tp or 1)

@@ -40,6 +40,14 @@ def test_screen_shows_the_engines_beside_the_caches_alone(kvscope: Callable[...,
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
+def test_a_router_that_hears_nothing_finds_nothing(kvscope: Callable[..., Ended]) -> None:
+    """Every block event lost, or later than the run: affinity has nothing to go by, and the caches hit less."""
+    command = ("engine", "run", "--requests", "120", "--workers", "4", "--policy", "prefix_affinity", "--json")
+    heard = json.loads(kvscope(*command).out)["hit_rate"]
+    for deaf in (("--index-loss", "1"), ("--index-delay", "1000")):
+        assert json.loads(kvscope(*command, *deaf).out)["hit_rate"] < heard - 0.1
+
+
 def test_same_seed_gives_the_same_run_and_its_rows_can_be_imported(
     kvscope: Callable[..., Ended], tmp_path: Path
 ) -> None:
@@ -98,6 +106,8 @@ def test_workers_that_compute_serve_the_same_traffic(kvscope: Callable[..., Ende
         (("--seats", "0"), "max_num_seqs is 0"),
         (("--eviction", "mru"), "known: lru"),
         (("--in-flight", "0"), "in_flight is 0"),
+        (("--index-delay", "-1"), "delay_s is -1.0"),
+        (("--index-loss", "2"), "loss_ratio is 2.0"),
         (("--compute", "--hardware", "H100", "--tp", "2"), "--hardware and --tp"),
         (("--compute", "--workers", "0"), "a fleet of 0 workers"),
         (("--compute", "--model", "/nowhere"), "/nowhere"),
