@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from diagnosis.lab.fault import SWITCH, Expected, Fault, Severity
 from diagnosis.lab.faults.quiet import SILENT
-from diagnosis.lab.scene import ClientView, Scene, with_edit
+from diagnosis.lab.scene import ClientView, Scene, at_rate, with_edit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,8 +90,9 @@ FAULTS = (
         "too_few",
         "telemetry",
         "Two dozen requests, drawn anew: whatever they seem to say, they cannot say it",
-        SWITCH,
+        Severity(4, 4, 4, "requests a second"),
         SILENT,
+        setting=at_rate,
         is_paired=False,
         requests=24,
     ),
