@@ -203,10 +203,12 @@ class Scheduler:
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            if sequence.is_in_prompt:
+            # `is_in_prompt`, spelt out: this is done for every running sequence in every step.
+            computed, num_prompt = sequence.num_computed, sequence.num_prompt
+            if num_prompt + sequence.num_output - computed > 1 or (computed < num_prompt and not sequence.is_forked):
                 unfinished.append(sequence)
                 continue
-            if sequence.is_forked or sequence.num_computed >= len(sequence.blocks) * size:
+            if sequence.is_forked or computed >= len(sequence.blocks) * size:
                 copies = self._room(sequence, schedule, now_ns)
                 if copies is None:
                     continue
