@@ -15,7 +15,7 @@ from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Move, Tier, block_bytes, land
 from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.fleet.router import Router
-from engine_probe.engine.fleet.virtual_fleet import VirtualFleet, _Ask
+from engine_probe.engine.fleet.virtual_fleet import Ask, VirtualFleet
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import VirtualClock
@@ -49,7 +49,7 @@ class TieredFleet(VirtualFleet):
         self._wait_patiently(call, at_ns, queued_ns, attempt)
         self.at(move.end_ns, lambda now_ns: self._loaded(ask, move, at_ns, queued_ns, now_ns))
 
-    def _abort(self, ask: _Ask, at_ns: int, reason: str) -> bool:
+    def _abort(self, ask: Ask, at_ns: int, reason: str) -> bool:
         begun = self._loading.pop(ask.call.request_id, None)
         if begun is None:
             return super()._abort(ask, at_ns, reason)
@@ -73,7 +73,7 @@ class TieredFleet(VirtualFleet):
         begin_ns, end_ns = tier.link.carry(num_bytes, queued_ns + round(tier.settings.latency_s * 1e9))
         return Move(blocks, usable[first : first + count], first, num_bytes, begin_ns, end_ns)
 
-    def _loaded(self, ask: _Ask, move: Move, at_ns: int, queued_ns: int, now_ns: int) -> None:
+    def _loaded(self, ask: Ask, move: Move, at_ns: int, queued_ns: int, now_ns: int) -> None:
         engine, clock, call = self.engines[ask.worker], self._clocks[ask.worker], ask.call
         engine.num_awaited -= 1
         clock.advance_to(now_ns)
@@ -101,7 +101,7 @@ class TieredFleet(VirtualFleet):
         sequence.columns["cached_tokens_host"] = len(move.hashes) * engine.kv.block_size
         self._enter(sequence, now_ns, engine, clock)
 
-    def _loaded_sequence(self, ask: _Ask, at_ns: int, queued_ns: int, now_ns: int) -> EngineSequence:
+    def _loaded_sequence(self, ask: Ask, at_ns: int, queued_ns: int, now_ns: int) -> EngineSequence:
         spans = [("frontend", at_ns, queued_ns), ("kv_load", queued_ns, now_ns)]
         return self._made(ask.call, at_ns, ask.attempt, spans, self._tokens_here(ask.call))
 
@@ -165,7 +165,7 @@ class SplitFleet(VirtualFleet):
 
         return min(range(first, len(self.engines)), key=busy)
 
-    def _send(self, ask: _Ask, source: str, begun_ns: int, now_ns: int) -> None:
+    def _send(self, ask: Ask, source: str, begun_ns: int, now_ns: int) -> None:
         """Its KV goes when there is room for it; until then room is asked for again and again."""
         engine, call = self.engines[ask.worker], ask.call
         if self._asks.get(call.request_id) is not ask:
@@ -193,7 +193,7 @@ class SplitFleet(VirtualFleet):
         move = Move(blocks, full[first:], first, num_bytes, begin_ns, end_ns)
         self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=False))
 
-    def _sent(self, ask: _Ask, source: str, move: Move, begun_ns: int, now_ns: int, *, is_broken: bool) -> None:
+    def _sent(self, ask: Ask, source: str, move: Move, begun_ns: int, now_ns: int, *, is_broken: bool) -> None:
         engine, clock, call = self.engines[ask.worker], self._clocks[ask.worker], ask.call
         engine.num_awaited -= 1
         clock.advance_to(now_ns)

@@ -65,7 +65,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _Ask:
+class Ask:
     """A call under way: which try it is, and who serves it."""
 
     call: Call
@@ -109,7 +109,7 @@ class VirtualFleet:
         self._clocks = [_virtual(engine) for engine in engines]
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._num_events = 0
-        self._asks: dict[str, _Ask] = {}
+        self._asks: dict[str, Ask] = {}
         self._calls: Iterator[Call] = iter(())
 
     def at(self, at_ns: int, action: Callable[[int], None]) -> None:
@@ -211,7 +211,7 @@ class VirtualFleet:
         engine, clock = self.engines[worker], self._clocks[worker]
         front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
         queued_ns = at_ns + round(front_s * 1e9)
-        self._asks[call.request_id] = _Ask(call, attempt, worker)
+        self._asks[call.request_id] = Ask(call, attempt, worker)
         self.at(queued_ns, lambda _: self._submit(call, at_ns, queued_ns, attempt, engine, clock))
 
     def _submit(
@@ -276,7 +276,7 @@ class VirtualFleet:
             again_ns = at_ns + round(patience.backoff_s * 1e9)
             self.at(again_ns, lambda at: self._ask(call, at, attempt + 1))
 
-    def _abort(self, ask: _Ask, at_ns: int, reason: str) -> bool:
+    def _abort(self, ask: Ask, at_ns: int, reason: str) -> bool:
         """It ends where it is. False where no engine has it."""
         self._clocks[ask.worker].advance_to(at_ns)
         return self.engines[ask.worker].abort(ask.call.request_id, reason)
