@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import Facts, StepFacts
-from tests.cause_scenarios import JITTER, N, Pair, Scenarios, bare_pair, pair, plain
+from tests.cause_scenarios import JITTER, N, Pair, Scenarios, bare_pair, pair, plain, worker
 from tests.factories import facts
 
 # front_end: 100 ms of prefill behind the front end
@@ -118,9 +118,67 @@ def recorded_a_little_longer() -> Pair:
     return pair(_work(probe_s=0.00002), _work(beside=0.06, probe_s=0.002))
 
 
+# small settings: every request waits 0.5 s in a step that ends when it is scheduled
+
+
+def _bound(wait: float, what: str, used: float = 100.0, *, seats: int = 8, chunks: float = 1.0) -> Facts:
+    requests = plain(0.1, queue=wait, prefill_chunks=chunks)
+    waiting = {f"waiting_on_{name}": np.full(N, float(name == what and wait > 0)) for name in WAITING_ON}
+    told = StepFacts(
+        np.zeros(N, dtype=np.int64),
+        ("w0",),
+        np.arange(N) * 2.0 + wait,
+        np.full(N, max(wait, 0.001)),
+        {"num_running": np.full(N, float(seats)), "blocks_used": np.full(N, used), "blocks_total": np.full(N, 1000.0)}
+        | waiting,
+    )
+    known = facts(requests, workers=[worker(1000, seats)], steps=told)
+    return replace(known, visible=known.visible | {f"step.waiting_on_{name}" for name in WAITING_ON})
+
+
+WAITING_ON = ("blocks", "budget", "seats", "dependency")
+
+
+def few_seats() -> Pair:
+    """8 seats in place of 32, all taken for 0.5 s before each request, with a tenth of the pool in use: all of the change."""
+    return pair(_bound(0.0, "seats", seats=32), _bound(0.5, "seats"))
+
+
+def enough_seats() -> Pair:
+    """Nobody waits for a seat."""
+    return pair(_bound(0.0, "seats", seats=32), _bound(0.0, "seats"))
+
+
+def as_many_seats() -> Pair:
+    """The same wait behind the same number of seats: what fills them is not for their number to answer."""
+    return pair(_bound(0.0, "seats"), _bound(0.5, "seats"))
+
+
+def few_seats_in_a_full_pool() -> Pair:
+    """Fewer seats, but 95 % of the blocks are in use while requests wait."""
+    return pair(_bound(0.0, "seats", seats=32), _bound(0.5, "seats", used=950.0))
+
+
+def small_chunks() -> Pair:
+    """160 tokens in 4 steps in place of 1, and 0.5 s of waiting for the budget: all of the change."""
+    return pair(_bound(0.0, "budget"), _bound(0.5, "budget", chunks=4.0))
+
+
+def whole_prompts() -> Pair:
+    """Nobody waits for the budget."""
+    return pair(_bound(0.0, "budget"), _bound(0.0, "budget"))
+
+
+def as_large_chunks() -> Pair:
+    """The same wait for the budget, with prompts computed in one step as before: more work, not smaller steps."""
+    return pair(_bound(0.0, "budget"), _bound(0.5, "budget"))
+
+
 COSTS: dict[str, Scenarios] = {
     "front_end": Scenarios(before_the_engine, as_long_before_the_engine, a_little_before_the_engine, bare_pair),
     "lookup_overhead": Scenarios(dear_lookups, cheap_lookups, lookups_a_little_dearer, bare_pair),
     "eviction_overhead": Scenarios(dear_evictions, cheap_evictions, nothing_evicted, bare_pair),
+    "small_batch": Scenarios(few_seats, enough_seats, as_many_seats, bare_pair),
+    "chunk_budget": Scenarios(small_chunks, whole_prompts, as_large_chunks, bare_pair),
     "probe_overhead": Scenarios(recorded_at_length, recorded_quickly, recorded_a_little_longer, bare_pair),
 }

@@ -21,7 +21,7 @@ from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
-from tests.cost_scenarios import COSTS
+from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
 from tests.diagnosed import few_replicates
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
@@ -153,6 +153,13 @@ def test_load_is_what_each_worker_gets() -> None:
         replace(base, requests=replace(base.requests, worker=np.arange(N) % 2, worker_names=("w0", "w1"))),
     )
     assert names(judged((calm, busy, metric)).causes)[0] == "load_step"
+
+
+def test_few_seats_are_not_blamed_where_there_was_no_room_for_more() -> None:
+    """95 % of the blocks were in use while requests waited for a seat: the number is said."""
+    verdict = judged(few_seats_in_a_full_pool())
+    because = next(row["because"] for row in verdict.excluded if row["cause"] == "small_batch")
+    assert "95 % of the blocks were in use" in because
 
 
 @pytest.mark.parametrize("name", [name for name, made in SCENARIOS.items() if made.blind is not None])

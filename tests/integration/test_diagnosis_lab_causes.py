@@ -19,9 +19,11 @@ FOUND = {
     "lookup_overhead": "lookup_overhead",
     "eviction_overhead": "eviction_overhead",
     "probe_overhead": "probe_overhead",
+    "small_batch": "small_batch",
+    "chunk_budget": "chunk_budget",
 }
 """Fault -> the cause that is named first."""
-SEVERITY = {"eviction_overhead": "strong", "probe_overhead": "strong"}
+SEVERITY = {"eviction_overhead": "strong", "probe_overhead": "strong", "small_batch": "strong"}
 
 
 @cache

@@ -1,0 +1,96 @@
+"""Prompts took many steps, since a step may compute few tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.bound_wait import ROOM, bound_by, setting
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import event_where, request_sql
+from diagnosis.facts import Facts
+from diagnosis.wording import number, percent, seconds
+
+MORE_CHUNKS = 1.5
+"""Times the baseline's steps for as many prompt tokens from which on prompts are cut smaller."""
+
+
+@cause("chunk_budget", needs=("step.waiting_on_budget",), rows=("queue_budget",))
+def chunk_budget(case: Case) -> Claim | Excluded | None:
+    """The token budget of a step was small: prompts were computed in many chunks, and others waited for their turn.
+
+    Why: a step computes no more tokens than its budget, and decoding takes its share first. Each chunk pays the fixed cost of a
+    step again, and one who waits comes in only when a step has tokens left. Small budgets are set to keep TPOT even.
+
+    Refuted by: prompts of a given length that took as few steps as in the baseline (then more work filled the same budget); a pool
+    that was nearly full while requests waited; waiting for seats or blocks.
+
+    Remedy:
+    - vLLM: raise --max-num-batched-tokens (and --long-prefill-token-threshold, where it cuts prompts smaller); watch TPOT
+    - fleet: prefill on workers of its own, where TPOT allows no larger steps
+    - application: shorter prompts, and prefixes that are found in the cache, need fewer chunks
+
+    Experiment: double --max-num-batched-tokens on one worker; TTFT must fall there, and TPOT tells the price.
+    """
+    bound = bound_by(case.suspect, "budget")
+    if bound is None:
+        return None
+    if bound.num_steps == 0:
+        return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for the token budget")
+    budget, budget_before = (setting(facts, "max_num_batched_tokens") for facts in (case.suspect, case.base))
+    chunk, chunk_before = _tokens_a_chunk(case.suspect), _tokens_a_chunk(case.base)
+    size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
+    if size is None or before is None:
+        return None
+    if before < MORE_CHUNKS * size:
+        return Excluded(
+            f"prompts were computed up to {number(size)} tokens at a time ({number(before)} in the {case.base_word}): the budget is as before"
+        )
+    if bound.blocks_used is not None and not bound.had_room:
+        return Excluded(
+            f"while requests waited for the budget {percent(bound.blocks_used)} of the blocks were in use (up to {percent(ROOM)} there is room)"
+        )
+    waits = case.suspect_ledger.column("queue_budget")
+    where = event_where(case, case.suspect)
+    evidence = [
+        Evidence(
+            f"in {number(bound.num_steps)} of {number(bound.num_known)} steps requests waited for the token budget",
+            float(bound.num_steps),
+            "steps",
+            f"SELECT count(*) AS steps FROM step WHERE waiting_on.budget > 0 AND {where}",
+            case.worst_requests("queue_budget"),
+        ),
+        Evidence(
+            f"the wait for a step with tokens left costs a request {seconds(float(waits.mean()))} on average",
+            float(waits.mean()),
+            "s",
+        ),
+    ]
+    if chunk is not None and chunk_before is not None:
+        mean, mean_before = (float(np.nanmean(f.requests.get("prefill_chunks"))) for f in (case.suspect, case.base))
+        evidence.insert(
+            1,
+            Evidence(
+                f"a prompt took {number(mean)} steps on average ({number(mean_before)} in the {case.base_word}), "
+                f"{number(chunk)} computed tokens in each ({number(chunk_before)})",
+                mean,
+                "steps",
+                request_sql(case, case.suspect, "avg(prefill_chunks) AS steps", "prefill_chunks"),
+            ),
+        )
+    if budget is not None and budget_before is not None and budget != budget_before:
+        evidence.append(
+            Evidence(
+                f"a step may compute {number(budget)} tokens ({number(budget_before)} in the {case.base_word})",
+                float(budget),
+                "tokens",
+                computed_by="the workers' own settings",
+            )
+        )
+    return Claim(evidence, case.worker_subject("queue_budget"), case.when("queue_budget"))
+
+
+def _tokens_a_chunk(facts: Facts) -> float | None:
+    """Computed prompt tokens over the steps that they took, of the requests that tell both; None where none does."""
+    tokens, chunks = facts.requests.get("computed_tokens"), facts.requests.get("prefill_chunks")
+    known = np.isfinite(tokens) & np.isfinite(chunks) & (chunks > 0)
+    return float(tokens[known].sum() / chunks[known].sum()) if known.any() else None
