@@ -108,12 +108,7 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
         raise BadWindow(
             f"baseline and suspect are the same window ({suspect}); there is nothing to compare", window=str(suspect)
         )
-    overlap = (
-        baseline.run_id == suspect.run_id
-        and (baseline.start_ns or 0) < (suspect.end_ns or 1 << 62)
-        and (suspect.start_ns or 0) < (baseline.end_ns or 1 << 62)
-    )
-    if overlap:
+    if overlap(baseline, suspect):
         raise BadWindow(
             f"baseline {baseline} and suspect {suspect} overlap; give two windows that share no time",
             window=str(suspect),
@@ -127,6 +122,21 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
     if names[0] == names[1]:  # two parts of one run
         names = ("baseline", "suspect")
     return Chosen(baseline, suspect, *names, given)
+
+
+def latest(store: Store, now_ns: int) -> Window:
+    """The last 15 minutes, or the last 15 that hold requests. Raises BadWindow where nothing live is stored."""
+    end = _newest(store, now_ns)
+    return Window(end - DEFAULT_LENGTH, end)
+
+
+def overlap(one: Window, other: Window) -> bool:
+    """They share time of one run (or of the live rows)."""
+    return (
+        one.run_id == other.run_id
+        and (one.start_ns or 0) < (other.end_ns or 1 << 62)
+        and (other.start_ns or 0) < (one.end_ns or 1 << 62)
+    )
 
 
 def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from collector.api import diagnosis, health, ingest, marks, pages, requests, series, sql
+from collector.api import diagnosis, health, hotspots, ingest, marks, pages, requests, series, sql
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (pages.router, health.router, ingest.router)
 """Called by browsers, probes and exporters, which may add parameters of their own."""
@@ -15,6 +15,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     requests.router,
     series.router,
     diagnosis.router,
+    hotspots.router,
     marks.router,
     sql.router,
 )

@@ -26,6 +26,7 @@ DESIGNED = {
     ("get", "/api/v1/series"),
     ("get", "/api/v1/diagnosis"),
     ("get", "/api/v1/findings"),
+    ("get", "/api/v1/hotspots"),
     ("get", "/api/v1/capacity"),
     ("get", "/api/v1/reports"),
     ("get", "/api/v1/marks"),

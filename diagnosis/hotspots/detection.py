@@ -1,0 +1,321 @@
+"""In which intervals a worker gets too much, or is slow: tests whose false alarms are at most FALSE_ALARMS an interval.
+
+The tests share that rate between them (Bonferroni), and each shares its part between the workers; those of the load look at
+single intervals and at LONG of them together:
+
+    requests, tokens   Where nobody is favoured a decision falls on a worker with a probability of at most 1/m, m of the K
+                       workers having had no longer a queue at that instant: 1/K of a random choice or a turn, 1/ties of the
+                       least loaded. A load L is then a sum of weights t_i for which P(L >= x) <= min over theta of
+                       prod(1 + (exp(theta t_i) - 1)/m_i) exp(-theta x) (Chernoff 1952; decisions may depend on earlier
+                       ones, as in Freedman 1975). That holds for any lengths.
+    pace               Seconds of a worker's steps over those that steps of the same shape took at the others, in CHUNKS parts
+                       of the interval: a one-sided t test of the logarithms against the median of the others.
+    belief             Decisions in which the router's match and what was found differ, against TOLERATED_ERRORS (binomial,
+                       by the same bound).
+
+A test that finds something is no hotspot yet: it must have cost what MIN_HARM says, or its cost must be unknown. That only
+takes alarms away. Which kind it is, `kinds` says.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnosis.facts import F64, I64
+from diagnosis.hotspots.observed import Observed, Steps
+from diagnosis.hotspots.regret import Regret
+
+INTERVAL_S = 10.0
+FALSE_ALARMS = 0.01
+"""Most of the intervals without a hotspot in which one is told."""
+LONG = 6
+"""Intervals that are also looked at as one."""
+BY_TEST = {
+    "requests": 0.0015,
+    "tokens": 0.0015,
+    "requests_long": 0.001,
+    "tokens_long": 0.001,
+    "pace": 0.004,
+    "belief": 0.001,
+}
+MIN_HARM = 0.1
+"""Regret over what the best alternatives would have cost, from which on a worker's excess is a hotspot."""
+THETAS = np.geomspace(0.02, 40.0, 28)
+"""Tilts that are tried, for weights whose largest is 1."""
+SLACK = 2.0
+"""Requests (or seconds of so many typical prompts) by which a queue must be longer to count as longer."""
+CHUNKS = 5
+MIN_SLOW = 1.15
+"""Times as long as the others' steps: less is no straggler, however certain."""
+MIN_CHUNK_STEPS = 4
+TOLERATED_ERRORS = 0.05
+WRONG_TOKENS = 64
+WRONG_RATIO = 0.1
+"""A belief is wrong by more than these tokens and this share of the prompt: blocks that come meanwhile are no error."""
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """By interval [I], unknown and untested false.
+
+    edges_s    [I + 1] bounds of the intervals; of: [N] interval of each decision
+    load       [I, K] the worker got more than chance would give it, and it cost; load_at_once: told by that interval alone
+    slow       [I, K] its steps took longer than those of the others, and it cost
+    wrong      [I] the router's index was wrong more often than it may
+    slowness   [I, K] times as long as the median of the others, NaN unknown
+    p_load     [I, K] most that chance makes as likely, all tests of the load together
+    is_wrong   [N] decisions whose belief was wrong; can_err: [N] those where it can be told
+    """
+
+    edges_s: F64
+    of: I64
+    load: Flags
+    load_at_once: Flags
+    slow: Flags
+    wrong: Flags
+    slowness: F64
+    p_load: F64
+    is_wrong: Flags
+    can_err: Flags
+
+    @property
+    def num(self) -> int:
+        return len(self.edges_s) - 1
+
+
+def detect(seen: Observed, regret: Regret) -> Detected:
+    """All intervals of the window, from its begin on; the last may be shorter."""
+    decisions, workers = seen.decisions, seen.num_workers
+    num = max(1, math.ceil(seen.end_s / INTERVAL_S - 1e-9))
+    edges = np.minimum(np.arange(num + 1) * INTERVAL_S, max(seen.end_s, 1e-9))
+    of = np.clip((decisions.at_s / INTERVAL_S).astype(np.int64), 0, num - 1)
+    p_load, load, at_once = _load(of, decisions.chosen, regret, num, workers)
+    harmful = _harm(of, decisions.chosen, regret, num, workers)
+    slowness, is_slow = _pace(seen, num)
+    is_wrong, can_err = wrong_beliefs(seen)
+    return Detected(
+        edges,
+        of,
+        load,
+        at_once,
+        is_slow & harmful,
+        _wrong(of, is_wrong, can_err, num),
+        slowness,
+        p_load,
+        is_wrong,
+        can_err,
+    )
+
+
+def _load(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> tuple[F64, Flags, Flags]:
+    """([num, workers] least bound of the load tests, found by them, found by those of single intervals), on one scale.
+
+    Long intervals find what is small but stays: each of their parts is then in alarm.
+    """
+    p, flagged = np.ones((num, workers)), np.zeros((num, workers), dtype=np.bool_)
+    at_once = flagged.copy()
+    if workers < 2:
+        return p, flagged, at_once
+    known = np.isfinite(regret.tokens)
+    typical = float(np.median(regret.tokens[known])) if known.any() else 1.0
+    tokens = np.where(known, regret.tokens, typical)
+    odds = Odds(regret)
+    for name, parts in (("", 1), ("_long", LONG)):
+        cells, size = of // parts, -(-num // parts)
+        own = np.ones((size, workers))
+        for weights, test in ((np.ones(len(of)), "requests"), (tokens, "tokens")):
+            bound = excess_p(cells, chosen, weights, size, workers, odds)
+            own = np.minimum(own, bound * FALSE_ALARMS / BY_TEST[test + name])
+        found = (own <= FALSE_ALARMS) & _harm(cells, chosen, regret, size, workers)
+        p = np.minimum(p, np.repeat(own, parts, axis=0)[:num])
+        flagged |= np.repeat(found, parts, axis=0)[:num]
+        at_once |= found if parts == 1 else False
+    return p, flagged, at_once
+
+
+class Odds:
+    """Most likely share of decisions that a worker gets where nobody is favoured: 1 / workers whose queue was no longer.
+
+    A queue may be told in requests, tokens or seconds, and a router may go by any of them: the largest share holds. Queues
+    that differ by less than SLACK typical requests count as equal; where one is unknown all do.
+    """
+
+    def __init__(self, regret: Regret) -> None:
+        tokens = regret.tokens[np.isfinite(regret.tokens)]
+        typical = float(tokens.mean()) if len(tokens) else 0.0
+        rates = regret.token_s[np.isfinite(regret.token_s)]
+        token_s = float(rates.mean()) if len(rates) else 0.0
+        self._queues = (
+            (regret.pending, SLACK),
+            (regret.ahead, SLACK * typical),
+            (regret.wait_s, SLACK * typical * token_s),
+        )
+
+    def of(self, rows: I64, worker: int) -> F64:
+        """[len(rows)] of these decisions."""
+        share = np.zeros(len(rows))
+        for queues, slack in self._queues:
+            queue = queues[rows]
+            no_longer = (queue <= queue[:, [worker]] + slack + 1e-9).sum(axis=1)
+            known = np.isfinite(queue).all(axis=1)
+            share = np.maximum(share, 1.0 / np.where(known, np.maximum(no_longer, 1), queue.shape[1]))
+        return share
+
+
+def excess_p(of: I64, chosen: I64, weights: F64, num: int, workers: int, odds: Odds | None = None) -> F64:
+    """[num, workers] most that chance gives to a load as large as each worker's or larger, for all workers together.
+
+    odds   asked where an even chance for all (which makes less of a load likely) would tell an alarm; None: it is even
+    """
+    p = np.ones((num, workers))
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(num + 1))
+    even = 1.0 / workers
+    for index in range(num):
+        rows = order[bounds[index] : bounds[index + 1]]
+        top = weights[rows].max(initial=0.0)
+        if len(rows) < 2 or top <= 0.0:
+            continue
+        scaled, told = weights[rows] / top, chosen[rows] >= 0
+        load = np.bincount(chosen[rows][told], scaled[told], workers)
+        # nearer to the mean the bound is above exp(-2): no alarm at any rate that is worth stating
+        far = even * scaled.sum() + 2 * math.sqrt(even * (1 - even) * float(scaled @ scaled))
+        lift = np.expm1(np.outer(THETAS, scaled))
+        for worker in np.flatnonzero(load > far).tolist():
+            p[index, worker] = _bound(even, lift, load[worker], workers)
+            if odds is not None and p[index, worker] <= FALSE_ALARMS:
+                p[index, worker] = _bound(odds.of(rows, worker), lift, load[worker], workers)
+    return p
+
+
+def _bound(share: F64 | float, lift: F64, load: float, workers: int) -> float:
+    """workers * min over theta of prod(1 + share * (exp(theta t_i) - 1)) * exp(-theta load); lift [thetas, n]."""
+    exponent = np.log1p(share * lift).sum(axis=1) - THETAS * load
+    return float(min(1.0, workers * math.exp(min(float(exponent.min()), 0.0))))
+
+
+def _harm(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> Flags:
+    """[num, workers] regret is at least MIN_HARM of what the best would have cost, or nobody can tell."""
+    known = np.isfinite(regret.seconds) & (chosen >= 0)
+    cell = of[known] * workers + chosen[known]
+    lost = np.bincount(cell, regret.seconds[known], num * workers)
+    rows = np.flatnonzero(known)
+    best = regret.wait_s[rows, regret.best[rows]] + regret.compute_s[rows, regret.best[rows]]
+    cost = np.bincount(cell, best, num * workers)
+    told = np.bincount(cell, minlength=num * workers)
+    harmful: Flags = (told == 0) | (lost >= MIN_HARM * cost) & (lost > 0)
+    return harmful.reshape(num, workers)
+
+
+def _pace(seen: Observed, num: int) -> tuple[F64, Flags]:
+    """(slowness [num, K], slow [num, K]) by steps, else by the requests' own prefills."""
+    nothing = np.full((num, seen.num_workers), np.nan), np.zeros((num, seen.num_workers), dtype=np.bool_)
+    if seen.num_workers < 2:
+        return nothing
+    if seen.steps is not None:
+        worker, at, took, usual = usual_seconds(seen.steps, seen.num_workers)
+    else:
+        served = seen.served
+        used = (served.worker >= 0) & (served.computed_tokens > 0) & (served.prefill_s > 0)
+        used &= np.isfinite(served.first_token_s)
+        worker, at = served.worker[used], served.first_token_s[used]
+        took = served.prefill_s[used]
+        usual = _usual(worker, _bucket(served.computed_tokens[used]), took, seen.num_workers)
+    cell = (at / INTERVAL_S * CHUNKS).astype(np.int64)
+    inside = (cell >= 0) & (cell < num * CHUNKS) & np.isfinite(usual) & (usual > 0)
+    flat = cell[inside] * seen.num_workers + worker[inside]
+    size = num * CHUNKS * seen.num_workers
+    count = np.bincount(flat, minlength=size)
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ratio = np.bincount(flat, took[inside], size) / np.bincount(flat, usual[inside], size)
+        ratio = np.where(count >= MIN_CHUNK_STEPS, ratio, np.nan)
+        logs = np.log(ratio).reshape(num, CHUNKS, seen.num_workers)
+        others = np.stack([np.nanmedian(np.delete(logs, k, axis=2), axis=2) for k in range(seen.num_workers)], axis=2)
+        excess = logs - others
+        told = np.isfinite(excess).sum(axis=1)
+        mean, spread = np.nanmean(excess, axis=1), np.nanstd(excess, axis=1, ddof=1)
+        t = mean / np.maximum(spread / np.sqrt(told), 1e-6)
+        limits = np.array([t_limit(int(n), seen.num_workers) for n in range(CHUNKS + 1)])
+        slow = (told >= 3) & (t >= limits[told]) & (mean >= math.log(MIN_SLOW))
+    return np.exp(mean), slow
+
+
+def usual_seconds(steps: Steps, workers: int) -> tuple[I64, F64, F64, F64]:
+    """(worker, end, seconds, mean seconds of steps of the same shape at other workers) of the steps that did something."""
+    prefill, decode = np.nan_to_num(steps.prefill_tokens), np.nan_to_num(steps.decode_tokens)
+    used = (steps.worker >= 0) & (steps.duration_s > 0) & (prefill + decode > 0)
+    worker, took = steps.worker[used], steps.duration_s[used]
+    shape = _bucket(prefill[used]) * 256 + _bucket(decode[used])
+    return worker, steps.at_s[used], took, _usual(worker, shape, took, workers)
+
+
+def _bucket(amount: F64) -> I64:
+    """Quarter octaves: amounts within 19 % of each other; 0 has its own."""
+    return np.where(amount > 0, np.floor(4 * np.log2(np.maximum(amount, 1.0))).astype(np.int64) + 1, 0)
+
+
+def _usual(worker: I64, shape: I64, took: F64, workers: int) -> F64:
+    """[m] mean of what the others took for the same shape; NaN where no other did it."""
+    _, code = np.unique(shape, return_inverse=True)
+    num = int(code.max(initial=-1)) + 1
+    cell = code * workers + worker
+    mine, mine_n = np.bincount(cell, took, num * workers), np.bincount(cell, minlength=num * workers)
+    total, total_n = np.bincount(code, took, num), np.bincount(code, minlength=num)
+    num_others = total_n[code] - mine_n[cell]
+    return np.where(num_others > 0, (total[code] - mine[cell]) / np.maximum(num_others, 1), np.nan)
+
+
+@lru_cache
+def t_limit(told: int, workers: int) -> float:
+    """One-sided t of `told` values that one of `workers` exceeds with the probability of the pace test."""
+    if told < 3:
+        return math.inf
+    level = BY_TEST["pace"] / workers
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_tail(middle, told - 1) > level else (low, middle)
+    return high
+
+
+def _t_tail(t: float, freedom: int) -> float:
+    """P(T >= t) of Student's t with 2, 3 or 4 degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    if freedom % 2:  # 3
+        inside = 2 / math.pi * (angle + math.sin(angle) * math.cos(angle))
+    else:
+        term = math.sin(angle)
+        inside = term if freedom == 2 else term * (1 + math.cos(angle) ** 2 / 2)
+    return (1 - inside) / 2
+
+
+def wrong_beliefs(seen: Observed) -> tuple[Flags, Flags]:
+    """([N] the match that the router believed of the chosen worker was wrong, [N] where both are known)."""
+    decisions, served = seen.decisions, seen.served
+    num = len(decisions)
+    if len(served) == 0 or num == 0:
+        return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
+    row = np.maximum(decisions.request, 0)
+    believed = decisions.matched[np.arange(num), decisions.chosen]
+    found, prompt = served.cached_tokens[row], served.prompt_tokens[row]
+    known = (decisions.request >= 0) & np.isfinite(believed) & np.isfinite(found) & np.isfinite(prompt)
+    off = np.abs(np.where(known, believed - found, 0.0))
+    return known & (off > np.maximum(WRONG_TOKENS, WRONG_RATIO * np.nan_to_num(prompt))), known
+
+
+def _wrong(of: I64, is_wrong: Flags, can_err: Flags, num: int) -> Flags:
+    """[num] more errors than TOLERATED_ERRORS allows, and at least twice as many: by the bound for a binomial."""
+    n = np.bincount(of[can_err], minlength=num)
+    k = np.bincount(of[is_wrong], minlength=num)
+    share = k / np.maximum(n, 1)
+    q = np.clip(share, 1e-12, 1 - 1e-12)
+    divergence = q * np.log(q / TOLERATED_ERRORS) + (1 - q) * np.log((1 - q) / (1 - TOLERATED_ERRORS))
+    return (share >= 2 * TOLERATED_ERRORS) & (n * divergence >= -math.log(BY_TEST["belief"]))

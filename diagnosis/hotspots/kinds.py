@@ -1,0 +1,168 @@
+"""Why a worker became a hotspot: read off what the router believed and did in the intervals in which it was one.
+
+    straggler              its steps take longer than those of the others; the router goes on sending
+    dead_signal            the load that the router reads of every worker is one constant, while engines queue
+    tie_breaking           among equal best scores it takes the same place of the list again and again
+    affinity               it goes where a prefix (or a tenant, or a session's key) went before, and that is too much for one
+    stale_index            what its index believes of the worker differs from what is found there
+    unreachable_threshold  its index knows who holds the prompt, and its choices do not follow it
+    None                   too much goes there, and why cannot be seen
+
+Each rule needs MIN_CHOICES decisions. Their order is that of this list: a counter that is dead makes ties, ties make affinity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from diagnosis.facts import I64
+from diagnosis.hotspots.detection import MIN_HARM, Detected, Flags
+from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.regret import Regret
+
+KINDS: Final = ("straggler", "dead_signal", "tie_breaking", "affinity", "stale_index", "unreachable_threshold")
+MIN_CHOICES = 10
+SAME_PLACE_P = 0.001
+"""Chance that ties broken at random would all have fallen so, below which they were not."""
+KEY_STAYS = 0.9
+"""Share of a prefix's requests that one worker gets, from which on the router keeps it there."""
+KEY_SHARE = 0.3
+"""Share of a worker's decisions that one prefix (or longest matches) must be to be the reason."""
+MIN_CHANCES = 30
+CHANCE_TOKENS = 64
+CHANCE_RATIO = 0.3
+"""A decision could go by prefix where one worker was believed to hold so many tokens, and this share of the prompt, more than another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A kind, and the numbers that it rests on. key_kind: prefix | tenant | match (the longest one), where it goes by a key."""
+
+    kind: str | None
+    numbers: dict[str, float]
+    key_kind: str | None = None
+    key: int | None = None
+
+
+def name_load(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named:
+    """Why `worker` got so much in the decisions `rows`."""
+    if not seen.has_routes:
+        return Named(None, {})
+    for rule in (_dead, _tied, _pinned):
+        named = rule(seen, regret, rows, worker)
+        if named is not None:
+            return named
+    return Named(None, {})
+
+
+def _dead(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:
+    load = seen.decisions.load[rows]
+    told = load[np.isfinite(load)]
+    waiting = regret.waiting[rows]
+    if len(rows) < MIN_CHOICES or len(told) < MIN_CHOICES or not np.isfinite(waiting).any():
+        return None
+    # a round of one load each (all idle) is no evidence: somebody must have queued
+    real = np.nan_to_num(waiting)
+    if float(np.ptp(told)) > 0.0 or real.max() < 1 or float((real.max(axis=1) > 0).sum()) < MIN_CHOICES:
+        return None
+    return Named("dead_signal", {"load": float(told[0]), "max_waiting": float(real.max())})
+
+
+def _tied(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:
+    """All ties in which the worker took part went to it, and chance would not do that."""
+    score, chosen = seen.decisions.score[rows], seen.decisions.chosen[rows]
+    lowest = np.where(np.isfinite(score), score, -np.inf)
+    top = lowest.max(axis=1, keepdims=True)
+    among = (lowest == top) & np.isfinite(top)
+    size = among.sum(axis=1)
+    mine = among[:, worker] & (size > 1)
+    took = mine & (chosen == worker)
+    if took.sum() < MIN_CHOICES or took.sum() < KEY_SHARE * max((chosen == worker).sum(), 1):
+        return None
+    # the router may look at the load next: then ties go to the least of it, and not to one place
+    chance = float(np.log(size[took]).sum() - _log_ways(int(mine.sum()), int(took.sum())))
+    if took.sum() < KEY_STAYS * mine.sum() or chance < -math.log(SAME_PLACE_P):
+        return None
+    return Named("tie_breaking", {"ties": float(mine.sum()), "to_it": float(took.sum())})
+
+
+def _log_ways(of: int, take: int) -> float:
+    return math.lgamma(of + 1) - math.lgamma(take + 1) - math.lgamma(of - take + 1)
+
+
+def _pinned(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:
+    """A prefix or a tenant that stays at the worker, else the longest match that leads there."""
+    decisions = seen.decisions
+    chosen = decisions.chosen[rows]
+    here = chosen == worker
+    best: Named | None = None
+    for kind, codes in (("prefix", decisions.prefix[rows]), ("tenant", decisions.tenant[rows])):
+        known = codes >= 0
+        if not known.any():
+            continue
+        size = int(codes.max()) + 1
+        every, mine = np.bincount(codes[known], minlength=size), np.bincount(codes[known & here], minlength=size)
+        stays = (mine >= KEY_STAYS * every) & (mine >= MIN_CHOICES)
+        if not stays.any():
+            continue
+        key = int(np.where(stays, mine, -1).argmax())
+        kept = float(mine[stays].sum()) / max(int(here.sum()), 1)
+        if kept >= KEY_SHARE and (best is None or kept > best.numbers["share_of_worker"]):
+            numbers = {"share_of_worker": kept, "requests": float(mine[key]), "of": float(every[key])}
+            best = Named("affinity", numbers, kind, key)
+    if best is not None:
+        return best
+    matched = np.nan_to_num(decisions.matched[rows])
+    longest = matched.max(axis=1)
+    alone = (matched == longest[:, None]).sum(axis=1) == 1
+    led = here & alone & (matched[:, worker] == longest) & (longest > 0)
+    share = float(led.sum()) / max(int(here.sum()), 1)
+    if led.sum() < MIN_CHOICES or share < KEY_SHARE:
+        return None
+    shared = _commonest(decisions.prefix[rows][led])
+    return Named(
+        "affinity", {"share_of_worker": share, "requests": float(led.sum()), "of": float(here.sum())}, "match", shared
+    )
+
+
+def _commonest(codes: I64) -> int | None:
+    known = codes[codes >= 0]
+    return int(np.bincount(known).argmax()) if len(known) else None
+
+
+def chances(seen: Observed) -> tuple[Flags, Flags, np.ndarray]:
+    """([N] the decision could go by prefix, [N] it did, [N] probability that it would by chance)."""
+    decisions, served = seen.decisions, seen.served
+    num = len(decisions)
+    if num == 0 or not np.isfinite(decisions.matched).any():
+        return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_), np.zeros(num)
+    matched = np.nan_to_num(decisions.matched)
+    longest, shortest = matched.max(axis=1), matched.min(axis=1)
+    prompt = served.prompt_tokens[np.maximum(decisions.request, 0)] if len(served) else np.full(num, np.nan)
+    prompt = np.where(decisions.request >= 0, np.nan_to_num(prompt), 0.0)
+    enough = np.maximum(CHANCE_TOKENS, CHANCE_RATIO * prompt)
+    could = ~decisions.goes_by_load & (longest - shortest >= enough)
+    holders = matched >= longest[:, None] - CHANCE_TOKENS
+    did = could & holders[np.arange(num), decisions.chosen]
+    return could, did, holders.mean(axis=1)
+
+
+def ignored(seen: Observed, regret: Regret, detected: Detected) -> Flags:
+    """[I] intervals in which the router's choices did not follow its own index, though that cost."""
+    could, did, by_chance = chances(seen)
+    could &= np.isfinite(regret.seconds)
+    num, of = detected.num, detected.of
+    n = np.bincount(of[could], minlength=num)
+    went = np.bincount(of[could & did], minlength=num)
+    expected = np.bincount(of[could], by_chance[could], num)
+    variance = np.bincount(of[could], (by_chance * (1 - by_chance))[could], num)
+    lost = np.bincount(of[could], regret.seconds[could], num)
+    rows = np.arange(len(of))
+    best = np.maximum(regret.best, 0)
+    cost = np.bincount(of[could], (regret.wait_s + regret.compute_s)[rows, best][could], num)
+    follows = (went - expected > 3 * np.sqrt(variance)) | (went - expected > 0.1 * n)
+    return (n >= MIN_CHANCES) & ~follows & (lost >= MIN_HARM * cost) & (lost > 0)

@@ -1,0 +1,96 @@
+"""What was seen of a fleet's routing in one window, as aligned arrays. Times are seconds after the window's first decision.
+
+N decisions, R requests, S steps, K workers. Unknown is NaN, a code of -1 or None. Without route rows each request is taken for
+a decision of which nothing but the outcome is known (`has_routes` False): what the router believed is then NaN everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnosis.facts import F64, I64
+from store.interface import Window
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Requests [R] as the engines (or else the clients) saw them, in order of arrival."""
+
+    ids: list[str]
+    worker: I64
+    arrival_s: F64
+    first_scheduled_s: F64
+    first_token_s: F64
+    prompt_tokens: F64
+    cached_tokens: F64
+    computed_tokens: F64
+    prefill_s: F64
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Choices [N] in order of time; `matched`, `load`, `queue`, `score` [N, K] are what the router believed of each worker.
+
+    request           row of `Served` that came of it, -1 unknown
+    prefix, tenant    codes into the names of `Observed`, -1 unknown
+    goes_by_load      the policy's name says that it looks at no prefix
+    """
+
+    ids: list[str]
+    at_s: F64
+    chosen: I64
+    request: I64
+    prefix: I64
+    tenant: I64
+    goes_by_load: npt.NDArray[np.bool_]
+    matched: F32
+    load: F32
+    queue: F32
+    score: F32
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Scheduler steps [S], ordered by worker and time; `at_s` is a step's end."""
+
+    worker: I64
+    at_s: F64
+    duration_s: F64
+    prefill_tokens: F64
+    decode_tokens: F64
+    waiting: F64
+    running: F64
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One window. end_s: where it ends; prefixes, tenants: names of the codes; policies: names that route rows tell."""
+
+    window: Window
+    origin_ns: int
+    end_s: float
+    workers: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    tenants: tuple[str, ...]
+    policies: tuple[str, ...]
+    decisions: Decisions
+    served: Served
+    steps: Steps | None
+    has_routes: bool
+    vantage: str
+    """That of the request rows."""
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.workers)

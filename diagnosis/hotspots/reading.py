@@ -1,0 +1,284 @@
+"""From the store to what `hotspots` judges: the only module of this package that reads.
+
+A decision is joined to the row of its request at the chosen worker. Warm-up requests and their decisions are left out; rows
+that were delivered twice count once. A prefix is the row's `prefix_hash`, else the first block of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import I64
+from diagnosis.hotspots.observed import F32, Decisions, Observed, Served, Steps
+from engine_probe.errors import BadWindow
+from store.interface import Store, Window
+from store.lineage import window_sql
+
+BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")
+"""Policies that look at no prefix: that they do not go by it is no fault of theirs."""
+BELIEFS = {"matched": "matched_tokens", "load": "load", "queue": "queue", "score": "score"}
+NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
+WARMUP_REACH_NS = 60_000_000_000
+
+
+def read(store: Store, window: Window) -> Observed:
+    """What the window holds. Raises BadWindow where it holds neither decisions nor requests that name their worker."""
+    with store.sharing():
+        requests, vantage = _requests(store, window)
+        routes = _routes(store, window)
+        steps = _step_rows(store, window)
+        has_routes = routes.num_rows > 0
+        flat = pc.list_flatten(routes["candidates"]).combine_chunks() if has_routes else None
+        if flat is not None and len(flat):
+            # whom the router could choose from, not whoever else is there (decode workers, other pools)
+            workers = _names(routes["chosen"], pc.struct_field(flat, "worker"))
+        else:
+            known, apart = _roles(store, window)
+            known |= set(_names(requests["worker"], steps["worker"])) - apart
+            workers = tuple(sorted({*known, *_names(routes["chosen"])}, key=_natural))
+            requests = requests.filter(pc.is_in(requests["worker"], value_set=pa.array(workers, pa.string())))
+    if not has_routes and requests.num_rows == 0:
+        raise BadWindow(
+            f"window {window} holds no routing decisions and no requests that name their worker; "
+            "see `kvscope requests list` for what is stored",
+            window=str(window),
+        )
+    bounds = pc.min_max(routes["at_ns"] if has_routes else requests["arrival_ns"])
+    origin = window.start_ns if window.start_ns is not None else int(bounds["min"].as_py())
+    last = int(bounds["max"].as_py()) + 1
+    end_s = (min(last, window.end_ns or last) - origin) / 1e9
+    prefix_names = _names(requests["prefix"].cast(pa.string()), routes["prefix_hash"].cast(pa.string()))
+    tenants = _names(requests["tenant"])
+    served = _served(requests, workers, origin)
+    if flat is not None:
+        decisions = _decisions(routes, flat, requests, workers, prefix_names, tenants, origin)
+        policies = _names(routes["policy"])
+    else:
+        decisions = _outcomes(requests, served, workers, prefix_names, tenants)
+        policies = ()
+    return Observed(
+        window,
+        origin,
+        end_s,
+        workers,
+        prefix_names,
+        tenants,
+        policies,
+        decisions,
+        served,
+        _steps(steps, workers, origin),
+        has_routes,
+        vantage or "engine",
+    )
+
+
+def _requests(store: Store, window: Window) -> tuple[pa.Table, str | None]:
+    """Rows of the best vantage that names workers, each request once a worker and attempt, in order of arrival."""
+    condition, params = window_sql(window, "arrival_ns")
+    seen = (
+        store.query(f"SELECT DISTINCT vantage FROM request WHERE {condition} AND worker IS NOT NULL", params)
+        .column(0)
+        .to_pylist()
+    )
+    vantage = next((name for name in ("engine", "router", "client") if name in seen), None)
+    table = store.query(
+        "SELECT request_id, worker, tenant, arrival_ns, first_scheduled_ns, first_token_ns, prompt_tokens, cached_tokens, "
+        "computed_tokens, prefill_s, coalesce(prefix_hash, prompt_blocks[1]) AS prefix FROM request "
+        f"WHERE {condition} AND vantage = ? AND worker IS NOT NULL AND {NOT_WARMUP} "
+        "QUALIFY row_number() OVER (PARTITION BY request_id, worker, attempt ORDER BY first_token_ns) = 1 "
+        "ORDER BY arrival_ns, request_id",
+        [*params, vantage or ""],
+    )
+    return table, vantage
+
+
+def _routes(store: Store, window: Window) -> pa.Table:
+    """Decisions in order of time, without those of warm-up requests."""
+    condition, params = window_sql(window, "at_ns")
+    wider = Window(
+        None if window.start_ns is None else window.start_ns - WARMUP_REACH_NS,
+        None if window.end_ns is None else window.end_ns + WARMUP_REACH_NS,
+        window.run_id,
+    )
+    warm, warm_params = window_sql(wider, "arrival_ns")
+    return store.query(
+        f"SELECT request_id, at_ns, policy, chosen, prefix_hash, candidates FROM route WHERE {condition} AND chosen IS NOT NULL "
+        f"AND request_id NOT IN (SELECT request_id FROM request WHERE {warm} AND labels['phase'] = 'warmup') "
+        "ORDER BY at_ns, request_id",
+        [*params, *warm_params],
+    )
+
+
+def _step_rows(store: Store, window: Window) -> pa.Table:
+    condition, params = window_sql(window, "at_ns")
+    return store.query(
+        "SELECT worker, at_ns, duration_s, prefill_tokens, decode_tokens, num_running, "
+        f"num_waiting_prefill AS waiting FROM step WHERE {condition} AND worker IS NOT NULL ORDER BY worker, at_ns",
+        params,
+    )
+
+
+def _roles(store: Store, window: Window) -> tuple[set[str], set[str]]:
+    """(workers that tell of themselves in the window, idle ones too; those that no prompt is sent to)."""
+    condition, params = window_sql(window, "at_ns")
+    alive = store.query(
+        f"SELECT DISTINCT worker FROM sample WHERE {condition} AND worker IS NOT NULL "
+        f"AND name IN ('requests_running', 'requests_waiting')",
+        params,
+    )
+    past, past_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    roles = store.query(
+        f"SELECT worker, arg_max(role, at_ns) AS role, max(at_ns) AS at_ns FROM worker WHERE {past} AND worker IS NOT NULL "
+        "GROUP BY worker",
+        past_params,
+    ).to_pylist()
+    # a live store remembers workers that are long gone
+    known = {
+        row["worker"]
+        for row in roles
+        if window.run_id is not None or window.start_ns is None or row["at_ns"] >= window.start_ns
+    }
+    apart = {row["worker"] for row in roles if row["role"] in ("decode", "router")}
+    return (known | set(alive["worker"].to_pylist())) - apart, apart
+
+
+def _names(*columns: pa.ChunkedArray | pa.Array | None) -> tuple[str, ...]:
+    names: set[str] = set()
+    for column in columns:
+        if column is not None:
+            names.update(name for name in pc.unique(column).to_pylist() if name is not None)
+    return tuple(sorted(names, key=_natural))
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """w2 before w10."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits) if digits else -1, name
+
+
+def _codes(column: pa.ChunkedArray | pa.Array, names: Iterable[str]) -> I64:
+    found = pc.index_in(column, value_set=pa.array(list(names), type=pa.string()))
+    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def _numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _seconds(column: pa.ChunkedArray, origin: int) -> np.ndarray:
+    """Seconds after the origin; the difference is taken in whole nanoseconds."""
+    return _numbers(pc.subtract(column, pa.scalar(origin, pa.int64()))) / 1e9
+
+
+def _served(table: pa.Table, workers: tuple[str, ...], origin: int) -> Served:
+    prompt, cached = _numbers(table["prompt_tokens"]), _numbers(table["cached_tokens"])
+    computed = _numbers(table["computed_tokens"])
+    computed = np.where(np.isfinite(computed), computed, prompt - cached)
+    return Served(
+        table["request_id"].to_pylist(),
+        _codes(table["worker"], workers),
+        _seconds(table["arrival_ns"], origin),
+        _seconds(table["first_scheduled_ns"], origin),
+        _seconds(table["first_token_ns"], origin),
+        prompt,
+        np.where(np.isfinite(cached), cached, prompt - computed),
+        computed,
+        _numbers(table["prefill_s"]),
+    )
+
+
+def _decisions(
+    routes: pa.Table,
+    flat: pa.StructArray,
+    requests: pa.Table,
+    workers: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    tenants: tuple[str, ...],
+    origin: int,
+) -> Decisions:
+    num, num_workers = routes.num_rows, len(workers)
+    rows = np.asarray(pc.list_parent_indices(routes["candidates"]).combine_chunks()).astype(np.int64)
+    columns = _codes(pc.struct_field(flat, "worker"), workers)
+    known = columns >= 0
+    beliefs: dict[str, F32] = {}
+    for name, field in BELIEFS.items():
+        values = np.full((num, num_workers), np.nan, dtype=np.float32)
+        values[rows[known], columns[known]] = _numbers(pc.struct_field(flat, field))[known]
+        beliefs[name] = values
+    request = _joined(routes, requests)
+    prefix = _codes(routes["prefix_hash"].cast(pa.string()), prefixes)
+    of_request = _codes(requests["prefix"].cast(pa.string()), prefixes)
+    tenant = _codes(requests["tenant"], tenants)
+    policy = np.asarray(pc.fill_null(pc.is_in(routes["policy"], value_set=pa.array(BY_LOAD)), False))
+    return Decisions(
+        routes["request_id"].to_pylist(),
+        _seconds(routes["at_ns"], origin),
+        _codes(routes["chosen"], workers),
+        request,
+        np.where(prefix >= 0, prefix, _taken(of_request, request)),
+        _taken(tenant, request),
+        policy,
+        **beliefs,
+    )
+
+
+def _joined(routes: pa.Table, requests: pa.Table) -> I64:
+    """Row of the request at the chosen worker, -1 where none is stored."""
+    if requests.num_rows == 0:
+        return np.full(routes.num_rows, -1, dtype=np.int64)
+    ours = pc.binary_join_element_wise(routes["request_id"], routes["chosen"], "\x1f")
+    theirs = pc.binary_join_element_wise(requests["request_id"], requests["worker"], "\x1f")
+    found = pc.index_in(ours, value_set=theirs.combine_chunks())
+    return np.asarray(pc.fill_null(found.combine_chunks(), -1)).astype(np.int64)
+
+
+def _taken(values: I64, index: I64) -> I64:
+    if len(values) == 0:
+        return np.full(len(index), -1, dtype=np.int64)
+    return np.where(index >= 0, values[np.maximum(index, 0)], -1)
+
+
+def _outcomes(
+    requests: pa.Table, served: Served, workers: tuple[str, ...], prefixes: tuple[str, ...], tenants: tuple[str, ...]
+) -> Decisions:
+    """Each request as a decision of which only the outcome is known."""
+    nothing = np.full((len(served), len(workers)), np.nan, dtype=np.float32)
+    return Decisions(
+        served.ids,
+        served.arrival_s,
+        served.worker,
+        np.arange(len(served)),
+        _codes(requests["prefix"].cast(pa.string()), prefixes),
+        _codes(requests["tenant"], tenants),
+        np.zeros(len(served), dtype=np.bool_),
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+    )
+
+
+def _steps(table: pa.Table, workers: tuple[str, ...], origin: int) -> Steps | None:
+    if table.num_rows == 0:
+        return None
+    worker = _codes(table["worker"], workers)
+    table, worker = table.filter(pa.array(worker >= 0)), worker[worker >= 0]
+    if table.num_rows == 0:
+        return None
+    # the store orders by name, the workers here are in natural order
+    order = np.argsort(worker, kind="stable")
+    numbers = {name: _numbers(table[name])[order] for name in ("duration_s", "prefill_tokens", "decode_tokens")}
+    return Steps(
+        worker[order],
+        _seconds(table["at_ns"], origin)[order],
+        **numbers,
+        waiting=_numbers(table["waiting"])[order],
+        running=_numbers(table["num_running"])[order],
+    )
