@@ -62,6 +62,7 @@ class TieredFleet(VirtualFleet):
     def _load(self, call: Call, queued_ns: int, engine: Engine, worker: int) -> Move | None:
         tier = self._tiers[worker]
         usable = call.blocks[: (call.prompt_tokens - 1) // engine.kv.block_size]
+        engine.kv.expire(queued_ns)
         first = len(engine.kv.pool.match(usable))
         count = tier.match(usable, first)
         if count < tier.settings.min_blocks:
@@ -174,6 +175,7 @@ class SplitFleet(VirtualFleet):
         self._clocks[ask.worker].advance_to(now_ns)
         pool, size = engine.kv.pool, engine.kv.block_size
         full = call.blocks[: call.prompt_tokens // size]
+        engine.kv.expire(now_ns)
         first = len(pool.match(full))
         count = len(full) - first
         needed = engine.kv.blocks_for(call.prompt_tokens + 1) - first + engine.scheduler.watermark
