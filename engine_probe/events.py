@@ -238,7 +238,7 @@ BLOCK: Final = (
     _c("num_tokens", I, "tokens in the block"),
     _c("tier", S, "where it lives", choices=TIERS),
     _c("request_id", S, "request that caused it"),
-    _c("reason", S, "why: capacity, ttl, reset, abort, ..."),
+    _c("reason", S, "why: capacity, ttl, reset, abort, self (a hit of a preempted request on its own blocks), ..."),
     _c("idle_s", F, "last use to this event"),
     _c("age_s", F, "stored to this event"),
     _c("reuse_count", I, "times it was hit"),
