@@ -129,7 +129,6 @@ def _observed(
             np.full(num, fleet.tells_routes),
             unknown,
             loads if fleet.tells_routes else unknown,
-            unknown,
             -loads if fleet.tells_routes else unknown,
         ),
         Served(ids, chosen, at, begun, done, tokens, np.zeros(num), tokens, took),

@@ -110,7 +110,7 @@ def _index(seen: Observed, rows: I64, named: Named) -> Advice:
     usable = np.zeros(len(could), dtype=np.bool_)
     usable[rows] = True
     usable &= could & (prompt > 0)
-    ratio = _middle(np.nan_to_num(seen.decisions.matched).max(axis=1)[usable] / prompt[usable])
+    ratio = _middle(np.fmax(seen.decisions.matched[usable], 0.0).max(axis=1) / prompt[usable])
     at = "" if ratio is None else f" below {ratio:.2f}, the median of what prompts really match"
     return Advice(
         f"Lower the match that the router asks for{at} (SGLang: cache_threshold; others: minimum prefix match): as it is, the "

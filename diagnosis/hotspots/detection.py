@@ -238,7 +238,7 @@ def _pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         ratio = np.bincount(flat, took[inside], size) / np.bincount(flat, usual[inside], size)
         ratio = np.where(count >= MIN_CHUNK_STEPS, ratio, np.nan)
         logs = np.log(ratio).reshape(num, CHUNKS, seen.num_workers)
-        others = np.stack([np.nanmedian(np.delete(logs, k, axis=2), axis=2) for k in range(seen.num_workers)], axis=2)
+        others = _median_of_others(logs)
         excess = logs - others
         told = np.isfinite(excess).sum(axis=1)
         mean, spread = np.nanmean(excess, axis=1), np.nanstd(excess, axis=1, ddof=1)
@@ -246,6 +246,14 @@ def _pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         limits = np.array([t_limit(int(n), seen.num_workers) for n in range(CHUNKS + 1)])
         slow = (told >= 3) & (t >= limits[told]) & (mean >= math.log(MIN_SLOW))
     return np.exp(mean), slow
+
+
+def _median_of_others(values: F64) -> F64:
+    """[..., K] median of the other workers' values; of many workers one's own makes no difference."""
+    workers = values.shape[-1]
+    if workers > 16:
+        return np.broadcast_to(np.nanmedian(values, axis=-1, keepdims=True), values.shape)
+    return np.stack([np.nanmedian(np.delete(values, k, axis=-1), axis=-1) for k in range(workers)], axis=-1)
 
 
 def usual_seconds(steps: Steps, workers: int) -> tuple[I64, F64, F64, F64]:

@@ -140,7 +140,7 @@ def chances(seen: Observed) -> tuple[Flags, Flags, np.ndarray]:
     num = len(decisions)
     if num == 0 or not np.isfinite(decisions.matched).any():
         return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_), np.zeros(num)
-    matched = np.nan_to_num(decisions.matched)
+    matched = np.fmax(decisions.matched, 0.0)
     longest, shortest = matched.max(axis=1), matched.min(axis=1)
     prompt = served.prompt_tokens[np.maximum(decisions.request, 0)] if len(served) else np.full(num, np.nan)
     prompt = np.where(decisions.request >= 0, np.nan_to_num(prompt), 0.0)

@@ -37,7 +37,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Choices [N] in order of time; `matched`, `load`, `queue`, `score` [N, K] are what the router believed of each worker.
+    """Choices [N] in order of time; `matched`, `load`, `score` [N, K] are what the router believed of each worker.
 
     request           row of `Served` that came of it, -1 unknown
     prefix, tenant    codes into the names of `Observed`, -1 unknown
@@ -53,7 +53,6 @@ class Decisions:
     goes_by_load: npt.NDArray[np.bool_]
     matched: F32
     load: F32
-    queue: F32
     score: F32
 
     def __len__(self) -> int:

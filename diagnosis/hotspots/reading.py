@@ -20,7 +20,7 @@ from store.lineage import window_sql
 
 BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")
 """Policies that look at no prefix: that they do not go by it is no fault of theirs."""
-BELIEFS = {"matched": "matched_tokens", "load": "load", "queue": "queue", "score": "score"}
+BELIEFS = {"matched": "matched_tokens", "load": "load", "score": "score"}
 NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
 WARMUP_REACH_NS = 60_000_000_000
 
@@ -35,7 +35,8 @@ def read(store: Store, window: Window) -> Observed:
         flat = pc.list_flatten(routes["candidates"]).combine_chunks() if has_routes else None
         if flat is not None and len(flat):
             # whom the router could choose from, not whoever else is there (decode workers, other pools)
-            workers = _names(routes["chosen"], pc.struct_field(flat, "worker"))
+            named = pc.struct_field(flat, "worker").dictionary_encode()
+            workers = _names(routes["chosen"], named.dictionary)
         else:
             known, apart = _roles(store, window)
             known |= set(_names(requests["worker"], steps["worker"])) - apart
@@ -203,15 +204,7 @@ def _decisions(
     tenants: tuple[str, ...],
     origin: int,
 ) -> Decisions:
-    num, num_workers = routes.num_rows, len(workers)
-    rows = np.asarray(pc.list_parent_indices(routes["candidates"]).combine_chunks()).astype(np.int64)
-    columns = _codes(pc.struct_field(flat, "worker"), workers)
-    known = columns >= 0
-    beliefs: dict[str, F32] = {}
-    for name, field in BELIEFS.items():
-        values = np.full((num, num_workers), np.nan, dtype=np.float32)
-        values[rows[known], columns[known]] = _numbers(pc.struct_field(flat, field))[known]
-        beliefs[name] = values
+    beliefs = _beliefs(routes["candidates"], flat, workers)
     request = _joined(routes, requests)
     prefix = _codes(routes["prefix_hash"].cast(pa.string()), prefixes)
     of_request = _codes(requests["prefix"].cast(pa.string()), prefixes)
@@ -227,6 +220,30 @@ def _decisions(
         policy,
         **beliefs,
     )
+
+
+def _beliefs(lists: pa.ChunkedArray, flat: pa.StructArray, workers: tuple[str, ...]) -> dict[str, F32]:
+    """[N, K] of each belief; a worker that was no candidate has none."""
+    num, size = len(lists), len(workers)
+    named = pc.struct_field(flat, "worker").dictionary_encode()
+    places = np.append(_codes(named.dictionary, workers), -1)
+    columns = places[np.asarray(pc.fill_null(named.indices, len(places) - 1))]
+    if len(flat) == num * size and num and (columns.reshape(num, size) == columns[:size]).all():
+        # everybody was a candidate every time, in one order: nothing is to be placed
+        order = np.argsort(columns[:size])
+        if (columns[:size][order] == np.arange(size)).all():
+            return {
+                name: _numbers(pc.struct_field(flat, field)).reshape(num, size)[:, order].astype(np.float32)
+                for name, field in BELIEFS.items()
+            }
+    rows = np.asarray(pc.list_parent_indices(lists).combine_chunks()).astype(np.int64)
+    known = columns >= 0
+    beliefs: dict[str, F32] = {}
+    for name, field in BELIEFS.items():
+        values = np.full((num, size), np.nan, dtype=np.float32)
+        values[rows[known], columns[known]] = _numbers(pc.struct_field(flat, field))[known]
+        beliefs[name] = values
+    return beliefs
 
 
 def _joined(routes: pa.Table, requests: pa.Table) -> I64:
@@ -258,7 +275,6 @@ def _outcomes(
         _codes(requests["prefix"].cast(pa.string()), prefixes),
         _codes(requests["tenant"], tenants),
         np.zeros(len(served), dtype=np.bool_),
-        nothing,
         nothing,
         nothing,
         nothing,

@@ -18,6 +18,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from diagnosis.facts import F64, I64
 from diagnosis.hotspots.observed import Observed, Served, Steps
@@ -64,8 +65,8 @@ def regret_of(seen: Observed) -> Regret:
         return np.where(known, values[row], np.nan) if len(served) else np.full(num, np.nan)
 
     prompt, computed = of(served.prompt_tokens), of(served.computed_tokens)
-    matched = np.nan_to_num(decisions.matched.astype(np.float64))
-    to_compute = np.maximum(prompt[:, None] - matched, 0.0)
+    # fmax: where no match is told, none is counted
+    to_compute = np.maximum(prompt[:, None] - np.fmax(decisions.matched, 0.0), 0.0)
     found = np.isfinite(computed)
     to_compute[everyone[found], decisions.chosen[found]] = computed[found]
     compute_s = to_compute * token_s
@@ -102,74 +103,75 @@ def _slopes(worker: I64, tokens: F64, seconds: F64, num: int) -> F64:
 
 def _queues(seen: Observed) -> tuple[F64, F64, F64]:
     """([N, K] requests that waited, these and those under computation, tokens before a new one) at each decision's instant."""
-    at, num = seen.decisions.at_s, seen.num_workers
-    waiting = np.full((len(at), num), np.nan)
-    pending = np.full((len(at), num), np.nan)
-    tokens = np.full((len(at), num), np.nan)
-    served = seen.served
-    typical = _mean(served.computed_tokens)
-    for worker in range(num):
-        rows = np.flatnonzero(served.worker == worker)
-        counted, their_tokens, under_way, left = _by_rows(served, rows, at)
-        by_steps = None if seen.steps is None else _by_steps(seen.steps, worker, at)
-        if by_steps is None:
-            if seen.steps is None and counted is None:
-                continue
-            by_steps = counted if counted is not None else np.zeros(len(at))
-        if counted is not None:  # those that came since that step ended
-            by_steps = np.maximum(by_steps, counted)
-        each = _mean(served.computed_tokens[rows])
-        each = each if np.isfinite(each) else typical
-        if counted is not None:
-            length = np.where(counted > 0, their_tokens / np.maximum(counted, 1), each)
-        else:
-            length = np.full(len(at), each)
-        waiting[:, worker] = by_steps
-        pending[:, worker] = by_steps + under_way
-        tokens[:, worker] = np.where(by_steps > 0, by_steps * length, 0.0) + left
-    return waiting, pending, tokens
+    served, steps, at, num = seen.served, seen.steps, seen.decisions.at_s, seen.num_workers
+    told = (served.worker >= 0) & np.isfinite(served.first_scheduled_s) & np.isfinite(served.computed_tokens)
+    by_rows = _Rows(served, told, at, num)
+    tells_rows = np.bincount(served.worker[told], minlength=num) > 0
+    waiting = by_rows.waiting
+    tells = tells_rows
+    if steps is not None:
+        # those that came since a step ended are known by their rows
+        waiting = np.maximum(waiting, _by_steps(steps, at, num))
+        tells = tells | (np.bincount(steps.worker, minlength=num) > 0)
+    count = np.bincount(served.worker[told], minlength=num)
+    total = np.bincount(served.worker[told], served.computed_tokens[told], num)
+    typical = np.where(count > 0, total / np.maximum(count, 1), _mean(served.computed_tokens))[:, None]
+    length = np.where(by_rows.waiting > 0, by_rows.tokens / np.maximum(by_rows.waiting, 1.0), typical)
+    ahead = np.where(waiting > 0, waiting * length, 0.0) + by_rows.left
+    pending = waiting + by_rows.under_way
+    silent = ~tells if steps is None else np.zeros(num, dtype=np.bool_)
+    for levels in (waiting, pending, ahead):
+        levels[silent] = np.nan
+    return waiting.T, pending.T, ahead.T
 
 
-def _by_steps(steps: Steps, worker: int, at: F64) -> F64 | None:
-    """How many waited by the last step that had ended; before the first nobody did. None: the worker tells no steps."""
-    first, end = np.searchsorted(steps.worker, [worker, worker + 1])
-    if first == end:
-        return None
-    last = np.searchsorted(steps.at_s[first:end], at, "right") - 1
-    return np.where(last >= 0, np.nan_to_num(steps.waiting[first:end][np.maximum(last, 0)]), 0.0)
+class _Rows:
+    """Queues by the request rows, [K, N] each: a request arrives, is scheduled, has its first token.
 
-
-def _by_rows(served: Served, rows: I64, at: F64) -> tuple[F64 | None, F64, F64, F64]:
-    """(requests that waited, their tokens, prompts under computation, tokens left of these), before each instant.
-
-    A request arrives, is scheduled, has its first token; between the last two its tokens go down evenly.
+    waiting, tokens    requests between arrival and schedule, and what they have to compute
+    under_way, left    requests between schedule and first token, and what is left of them: it goes down evenly
     """
-    none = np.zeros(len(at))
-    arrival, begun, done = served.arrival_s[rows], served.first_scheduled_s[rows], served.first_token_s[rows]
-    size = served.computed_tokens[rows]
-    known = np.isfinite(begun) & np.isfinite(size)
-    if not known.any():
-        return None, none, none, none
-    arrival, begun, done, size = arrival[known], begun[known], done[known], size[known]
-    ones = np.ones(len(size))
-    waiting = _passed(arrival, ones, at) - _passed(begun, ones, at)
-    tokens = _passed(arrival, size, at) - _passed(begun, size, at)
-    ended = np.isfinite(done) & (done > begun)
-    begun, done, size = begun[ended], done[ended], size[ended]
-    under_way = np.maximum(_passed(begun, np.ones(len(done)), at) - _passed(done, np.ones(len(done)), at), 0.0)
-    speed = size / (done - begun)
-    ends_at = _passed(begun, speed * done, at) - _passed(done, speed * done, at)
-    at_speed = _passed(begun, speed, at) - _passed(done, speed, at)
-    # sums of large numbers that cancel: what is left of nothing is nothing
-    left = np.where(at_speed > 1e-9, np.maximum(ends_at - at * at_speed, 0.0), 0.0)
-    return np.maximum(waiting, 0.0), np.maximum(tokens, 0.0), under_way, left
+
+    def __init__(self, served: Served, told: npt.NDArray[np.bool_], at: F64, num: int) -> None:
+        worker, size = served.worker[told], served.computed_tokens[told]
+        arrival, begun, done = served.arrival_s[told], served.first_scheduled_s[told], served.first_token_s[told]
+        ones = np.ones(len(size))
+        self.waiting = _between(worker, arrival, begun, ones, at, num)
+        self.tokens = _between(worker, arrival, begun, size, at, num)
+        ended = np.isfinite(done) & (done > begun)
+        worker, begun, done, size = worker[ended], begun[ended], done[ended], size[ended]
+        speed = size / (done - begun)
+        self.under_way = _between(worker, begun, done, ones[: len(size)], at, num)
+        left = _between(worker, begun, done, speed * done, at, num)
+        left -= at * _between(worker, begun, done, speed, at, num)
+        # sums of large numbers that cancel: what is left of nothing is nothing
+        self.left = np.where(self.under_way > 0, np.maximum(left, 0.0), 0.0)
 
 
-def _passed(instants: F64, amounts: F64, at: F64) -> F64:
-    """Sum of the amounts of those instants that lie before each of `at`: what comes then itself is not in its own way."""
-    order = np.argsort(instants, kind="stable")
-    sums = np.concatenate([[0.0], np.cumsum(amounts[order])])
-    return np.asarray(sums[np.searchsorted(instants[order], at, "left")])
+def _between(worker: I64, start: F64, end: F64, amount: F64, at: F64, num: int) -> F64:
+    """[num, N] sum of the amounts that have started and not ended before each of `at` (which goes up)."""
+    first = np.searchsorted(at, np.concatenate([start, end]), "right")
+    return _levels(np.concatenate([worker, worker]), first, np.concatenate([amount, -amount]), len(at), num)
+
+
+def _by_steps(steps: Steps, at: F64, num: int) -> F64:
+    """[num, N] how many waited by the last step that had ended; before a worker's first step nobody did."""
+    waiting = np.nan_to_num(steps.waiting)
+    change = np.diff(waiting, prepend=0.0)
+    first_of = np.diff(steps.worker, prepend=-1) != 0
+    change[first_of] = waiting[first_of]
+    moved = change != 0
+    first = np.searchsorted(at, steps.at_s[moved], "left")
+    return _levels(steps.worker[moved], first, change[moved], len(at), num)
+
+
+def _levels(worker: I64, first: I64, change: F64, size: int, num: int) -> F64:
+    """[num, size] running sums of changes, each from the decision `first` on."""
+    inside = first < size
+    flat = worker[inside] * size + first[inside]
+    # of no changes at all numpy counts in whole numbers
+    steps = np.bincount(flat, change[inside], num * size).astype(np.float64, copy=False)
+    return np.cumsum(steps.reshape(num, size), axis=1)
 
 
 def _mean(values: F64) -> float:

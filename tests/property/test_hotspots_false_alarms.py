@@ -66,5 +66,5 @@ def test_the_bound_is_never_below_the_probability(weights: list[float], workers:
         p = excess_p(of, way, given_weights, 1, workers)[0]
         for worker in range(workers):
             own = float((given_weights * (way == worker)).sum())
-            as_much = float((loads.max(axis=1) >= own - 1e-9 * max(own, 1.0)).mean())
+            as_much = float((loads.max(axis=1) >= own * (1 - 1e-9)).mean())
             assert p[worker] >= min(as_much, 1.0) - 1e-9
