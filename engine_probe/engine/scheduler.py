@@ -214,8 +214,11 @@ class Scheduler:
                     continue
                 plan.copies += copies
                 sequence.is_forked = False
+                if computed < num_prompt:  # siblings part: the last prompt token is each one's own
+                    plan.prefills.append(Chunk(sequence, computed, 1, emits=True))
+                    continue
             plan.decodes.append(sequence)
-        budget -= len(plan.decodes)
+        budget -= len(plan.decodes) + len(plan.prefills)
         for sequence in unfinished:
             if sequence.state is not State.RUNNING:
                 continue

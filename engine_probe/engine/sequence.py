@@ -97,7 +97,7 @@ class Sequence:
     def is_in_prompt(self) -> bool:
         """What it computes next is a prompt's (or a preemption's) tokens, be it the last one alone, and no decode.
 
-        The last prompt token of siblings is each one's own, and goes with the decodes.
+        Not so where siblings are about to part: each computes the last token when it has a block of its own to write.
         """
         computed = self.num_computed
         return self.num_prompt + self.num_output - computed > 1 or (computed < self.num_prompt and not self.is_forked)

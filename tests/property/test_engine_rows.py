@@ -349,7 +349,7 @@ def test_a_fresh_index_tells_the_router_the_truth(asked: tuple[FleetSettings, Tr
 def test_equal_steps_at_once_leave_the_rows_of_single_steps(
     size: int, num_blocks: int, scheduler: dict[str, Any], asked: list[tuple[int, int, int, int, int]], **config: Any
 ) -> None:
-    """Requests, steps and stored blocks are the same row for row; room is made ahead, so evictions may come some steps earlier."""
+    """Requests, steps and stored blocks are the same row for row; room is made ahead: evictions may come earlier, or in vain."""
     ahead = {"blocks_used", "blocks_cached", "blocks_evicted", "oldest_wait_s"}
     told = []
     for until_ns in (None, 10**15):
@@ -369,5 +369,5 @@ def test_equal_steps_at_once_leave_the_rows_of_single_steps(
             bench.engine.check_integrity()
         steps = [{k: v for k, v in row.items() if k not in ahead and k != "probe_s"} for row in bench.rows("step")]
         blocks = [row for row in bench.rows("block") if row["change"] != "evicted"]
-        told.append((bench.rows("request"), steps, blocks, total(bench.rows("step"), "blocks_evicted")))
+        told.append((bench.rows("request"), steps, blocks))
     assert told[0] == told[1]

@@ -358,10 +358,13 @@ def test_answers_to_one_prompt_share_its_blocks_until_they_write() -> None:
     assert bench.engine.kv.pool.num_referenced == 3
     bench.run()
     assert [len(plan.copies) for plan in bench.executor.plans] == [0, 2, 0]
-    assert [(row["prefill_tokens"], row["decode_tokens"]) for row in steps(bench)] == [(9, 0), (0, 3), (0, 3)]
+    assert [(row["prefill_tokens"], row["decode_tokens"]) for row in steps(bench)] == [(9, 0), (3, 0), (0, 3)]
     rows = bench.requests()
     assert [rows[name]["cached_tokens"] for name in "abc"] == [0, 9, 9]
     assert {row["output_tokens"] for row in rows.values()} == {2}
+    assert [rows[name]["computed_tokens"] for name in "abc"] == [10, 1, 1]
+    assert [rows[name]["prefill_s"] for name in "abc"] == [pytest.approx(2 * STEP_S), *[pytest.approx(STEP_S)] * 2]
+    assert [rows[name]["decode_s"] for name in "abc"] == [pytest.approx(STEP_S)] * 3
 
 
 def test_answers_wait_for_their_prompt_as_a_dependency() -> None:
