@@ -33,6 +33,7 @@ MATERIAL = 0.10
 
 BY_LEDGER = "the ledger, from its seconds of each request"
 BY_CALIBRATION = "calibration, from the steps of both windows"
+BY_CHAINS = "lineage, from the block at which each request's chain broke"
 BY_MIX = "the comparison of both windows' mixes"
 
 

@@ -189,6 +189,15 @@ class LineageFacts:
     """Half the 95 % interval of that estimate."""
     block_rate: float | None = None
     """Share of the blocks whose life was recorded; None: all."""
+    expired_tokens: F64 | None = None
+    """[n] lost because blocks were given up by age (`ttl`), not for room; not in `evicted_tokens`. None where that was not looked at."""
+    unused_tokens: F64 | None = None
+    """[n] missed although the block at which the chain broke was in the cache; not in `evicted_tokens`. None as above."""
+
+    @property
+    def apart_tokens(self) -> float:
+        """Tokens missed although their blocks had been stored, which were not lost to an eviction for room."""
+        return sum(float(told.sum()) for told in (self.expired_tokens, self.unused_tokens) if told is not None)
 
     @property
     def lost_tokens(self) -> float:

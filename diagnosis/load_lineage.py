@@ -13,12 +13,15 @@ import pyarrow.compute as pc
 from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
 from diagnosis.sampled import half_interval, rate_of, within
 from diagnosis.spent import COLD_PERIOD_S
+from store.chain_breaks import EXPIRED, PRESENT, chain_breaks, may_be_split
 from store.interface import Store, Window
 from store.lineage import block_rate, cache_resets, past_of
 from store.lost_blocks import Stored, evictions_of, lost_blocks, stored_twice, what_rows_tell
 
 ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
 """Columns that tell what a request asked of the cache."""
+MOST = 0.5
+"""Share of the lost tokens from which on blocks that were in the cache and not used are no accident of two clocks."""
 WORST, ALL = 10, 1 << 62
 """How many of the blocks lost most often are looked at; all of them where the error of a sample rests on each."""
 
@@ -72,6 +75,10 @@ def lineage(
     details = _worst_blocks(misses, store, window, requests, by_worker=stored.by_worker)
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
+    expired = unused = None
+    if margin is None and evicted.any():
+        expired, unused = _by_what_broke(store, window, requests, asked, evicted, size, by_worker=stored.by_worker)
+        evicted = evicted - expired - unused
     return LineageFacts(
         evicted_tokens=evicted,
         new_tokens=np.clip(missed - lost, 0.0, None),
@@ -83,7 +90,30 @@ def lineage(
         estimated_tokens=None if margin is None else total,
         margin_tokens=margin,
         block_rate=None if rate == 1.0 else rate,
+        expired_tokens=expired,
+        unused_tokens=unused,
     )
+
+
+def _by_what_broke(
+    store: Store, window: Window, requests: RequestFacts, asked: pa.Table, lost: F64, size: int, *, by_worker: bool
+) -> tuple[F64, F64]:
+    """Of the lost tokens [n] those whose chain broke at a block that was given up by age, and at one that was in the cache.
+
+    A chain is found up to its first missing block, so what became of that one decides over all behind it. Blocks that were there count
+    only where an engine tells when it looked, and where they are most of what broke: else a few are the order of two clocks.
+    """
+    if not may_be_split(store, window, float(lost.sum()) / size):
+        return np.zeros(len(lost)), np.zeros(len(lost))
+    looked = np.isfinite(requests.scheduled_s)
+    at_s = np.where(looked, requests.scheduled_s, requests.arrival_s)
+    at_ns = requests.origin_ns + np.round(at_s * 1e9).astype(np.int64)
+    broke = chain_breaks(store, window, asked, at_ns, size, by_worker=by_worker)
+    expired = np.where(broke == EXPIRED, lost, 0.0)
+    unused = np.where((broke == PRESENT) & looked, lost, 0.0)
+    if unused.sum() < MOST * lost.sum():
+        unused = np.zeros(len(lost))
+    return expired, unused
 
 
 def _margin(misses: pa.Table, lost: F64, size: int, block_rate: float, request_rate: float) -> float | None:

@@ -8,7 +8,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
 | 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, evictions, the probe | `lookup_overhead`, `eviction_overhead`, `probe_overhead` |
-| 5 | ... that computed evicted blocks again | `premature_eviction` |
+| 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
 | 7 | ... that computed what a cache would have kept, were it on | `prefix_caching_off` |
 | 8 | ... that filled an empty cache after a start | `cold_start` |
@@ -39,6 +39,8 @@ ROWS: Final[dict[str, str]] = {
     "eviction_overhead": "finding room for blocks: evicting, own and others'",
     "probe_overhead": "steps that recorded what they did",
     "premature_eviction": "computing evicted prompt blocks again, own and others'",
+    "ttl_expiry": "computing prompt blocks again that were given up by age, own and others'",
+    "reuse_below_unit": "computing what was in the cache and too short to be used, own and others'",
     "preemption_recompute": "preempted: stalls and computing again, own and others'",
     "prefix_caching_off": "computing what a prefix cache would have kept",
     "cold_start": "filling an empty cache after a start",
@@ -66,6 +68,8 @@ OVERHEADS: Final = ("lookup_overhead", "eviction_overhead", "probe_overhead")
 
 PASSED_ON: Final = (
     "premature_eviction",
+    "ttl_expiry",
+    "reuse_below_unit",
     "preemption_recompute",
     "prefix_caching_off",
     "cold_start",

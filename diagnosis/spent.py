@@ -66,6 +66,10 @@ def own_work(facts: Facts, context: Context) -> Spent:
 
     if facts.lineage is not None:
         give("premature_eviction", facts.lineage.evicted_tokens)
+        if facts.lineage.expired_tokens is not None:
+            give("ttl_expiry", facts.lineage.expired_tokens)
+        if facts.lineage.unused_tokens is not None:
+            give("reuse_below_unit", facts.lineage.unused_tokens)
     elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
         size = facts.block_size() or 0
         give("premature_eviction", left * min(1.0, facts.blocks.restored * size / float(left.sum())))
@@ -114,7 +118,8 @@ def _cold_tokens(facts: Facts) -> F64:
     prompt = r.get("prompt_tokens")
     share = r.get("cached_tokens") / np.where(prompt > 0, prompt, np.nan)
     if facts.lineage is not None:
-        share = share + facts.lineage.evicted_tokens / np.where(prompt > 0, prompt, np.nan)
+        told = (facts.lineage.evicted_tokens, facts.lineage.expired_tokens, facts.lineage.unused_tokens)
+        share = share + sum_of((t for t in told if t is not None), len(r)) / np.where(prompt > 0, prompt, np.nan)
     cold = np.zeros(len(r), dtype=bool)
     for start in starts:
         cold |= (r.arrival_s >= start) & (r.arrival_s <= start + COLD_PERIOD_S)

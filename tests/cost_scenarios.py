@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.facts import Facts, StepFacts
-from tests.cause_scenarios import JITTER, N, Pair, Scenarios, bare_pair, pair, plain, worker
+from diagnosis.facts import BlockTotals, Facts, LineageFacts, StepFacts
+from tests.cause_scenarios import JITTER, N, Pair, Scenarios, bare_pair, pair, plain, without_blocks, worker
 from tests.factories import facts
 
 # front_end: 100 ms of prefill behind the front end
@@ -174,11 +174,55 @@ def as_large_chunks() -> Pair:
     return pair(_bound(0.0, "budget"), _bound(0.5, "budget"))
 
 
+# blocks that were given up by age, or were there and not used: 60 tokens are computed in 60 ms; 100 more take 100 ms
+
+
+def _missed(expired: float = 0.0, unused: float = 0.0, evicted: float = 0.0, prefill: float = 0.06) -> Facts:
+    lost = expired + unused + evicted
+    requests = plain(prefill, computed_tokens=60.0 + lost, cached_tokens=100.0 - lost)
+    lineage = LineageFacts(
+        np.full(N, evicted),
+        np.full(N, 60.0),
+        np.zeros(N),
+        int(evicted * N / 16),
+        3.0,
+        (),
+        expired_tokens=np.full(N, expired),
+        unused_tokens=np.full(N, unused),
+    )
+    known = facts(requests, workers=[worker(500)], lineage=lineage, blocks=BlockTotals(500, 400, 0, 0))
+    return replace(known, visible=known.visible | {"request.prompt_blocks"})
+
+
+def expired() -> Pair:
+    """100 of 160 computed tokens had been given up by age: 100 ms at 1 ms a token, all of the change."""
+    return pair(_missed(), _missed(expired=100.0, prefill=0.16))
+
+
+def nothing_lost() -> Pair:
+    """400 blocks left the cache, and nobody missed one."""
+    return pair(_missed(), _missed())
+
+
+def evicted_for_room() -> Pair:
+    """The same tokens, lost for want of room."""
+    return pair(_missed(), _missed(evicted=100.0, prefill=0.16))
+
+
+def too_short_to_be_used() -> Pair:
+    """100 of 160 computed tokens were in the cache: 100 ms, all of the change."""
+    return pair(_missed(), _missed(unused=100.0, prefill=0.16))
+
+
 COSTS: dict[str, Scenarios] = {
     "front_end": Scenarios(before_the_engine, as_long_before_the_engine, a_little_before_the_engine, bare_pair),
     "lookup_overhead": Scenarios(dear_lookups, cheap_lookups, lookups_a_little_dearer, bare_pair),
     "eviction_overhead": Scenarios(dear_evictions, cheap_evictions, nothing_evicted, bare_pair),
     "small_batch": Scenarios(few_seats, enough_seats, as_many_seats, bare_pair),
     "chunk_budget": Scenarios(small_chunks, whole_prompts, as_large_chunks, bare_pair),
+    "ttl_expiry": Scenarios(expired, nothing_lost, evicted_for_room, without_blocks(expired)),
+    "reuse_below_unit": Scenarios(
+        too_short_to_be_used, nothing_lost, evicted_for_room, without_blocks(too_short_to_be_used)
+    ),
     "probe_overhead": Scenarios(recorded_at_length, recorded_quickly, recorded_a_little_longer, bare_pair),
 }

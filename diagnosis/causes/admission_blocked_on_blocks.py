@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, num_lost_sql, pool_sql, request_sql
 from diagnosis.sampled import count_words
 from diagnosis.wording import number, percent, seconds
@@ -90,9 +90,12 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
                 f"({number(lineage.lost_tokens)}{count_words(lineage)} tokens computed twice)",
                 float(lineage.evicted_blocks),
                 "blocks",
-                lost_sql(
+                None
+                if lineage.apart_tokens
+                else lost_sql(
                     case, f"round({num_lost_sql(case)}) AS blocks" if lineage.margin_tokens else "count(*) AS blocks"
                 ),
+                computed_by=BY_CHAINS,
             )
         )
     usage = facts.samples.get("kv_usage_ratio:mean")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import HIT_RATE, evicted_sql, lost_sql, num_lost_sql, request_sql, restored_sql, text
 from diagnosis.facts import LineageFacts
 from diagnosis.sampled import count_words, num_requests, rate_of, sampled_words
@@ -90,7 +90,9 @@ def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
     """Tokens computed twice, and the block that was lost most often."""
     requests = case.suspect.requests
     again, affected = lineage.lost_tokens, int((lineage.evicted_tokens > 0).sum())
-    others = float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum())
+    others = float(lineage.new_tokens.sum()) + float(lineage.cleared_tokens.sum()) + lineage.apart_tokens
+    # the query finds all that had been stored before, whatever became of it
+    sql = lost_sql(case, f"{num_lost_sql(case)} * {case.suspect.block_size()} AS tokens")
     missed = again + others / rate_of(requests)
     rates = [rate for rate in (requests.sample_rate, lineage.block_rate) if rate is not None]
     seen = (
@@ -106,11 +108,12 @@ def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
             f"in the cache, were evicted and were computed again{back}{sampled_words(min(rates, default=None))}",
             again,
             "tokens",
-            lost_sql(case, f"{num_lost_sql(case)} * {case.suspect.block_size()} AS tokens"),
+            None if lineage.apart_tokens else sql,
             _affected(case),
+            BY_CHAINS,
         )
     ]
-    for worst in list(lineage.worst)[:1]:
+    for worst in [] if lineage.apart_tokens else list(lineage.worst)[:1]:
         where = f"block_hash = {worst['block_hash']}"
         if lineage.by_worker:
             where += f" AND worker = {text(str(worst['worker']))}"

@@ -21,9 +21,11 @@ FOUND = {
     "probe_overhead": "probe_overhead",
     "small_batch": "small_batch",
     "chunk_budget": "chunk_budget",
+    "ttl_expiry": "ttl_expiry",
+    "reuse_below_unit": "reuse_below_unit",
 }
 """Fault -> the cause that is named first."""
-SEVERITY = {"eviction_overhead": "strong", "probe_overhead": "strong", "small_batch": "strong"}
+SEVERITY = {"eviction_overhead": "strong", "probe_overhead": "strong", "small_batch": "strong", "ttl_expiry": "strong"}
 
 
 @cache
