@@ -113,7 +113,9 @@ FAULTS = (
         "moves",
         "One worker prefills where two did: prompts queue there, and three decode workers have time",
         Severity(12, 14, 16, "requests a second in both runs"),
-        Expected(("prefill_backlog",), (), ("length_shift", "mix_shift", "slow_steps", "prefix_caching_off")),
+        Expected(
+            ("prefill_backlog",), ("load_step",), ("length_shift", "mix_shift", "slow_steps", "prefix_caching_off")
+        ),
         _one_prefills,
         _split_at,
     ),
