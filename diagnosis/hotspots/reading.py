@@ -33,9 +33,9 @@ def read(store: Store, window: Window) -> Observed:
         steps = _step_rows(store, window)
         has_routes = routes.num_rows > 0
         flat = pc.list_flatten(routes["candidates"]).combine_chunks() if has_routes else None
-        if flat is not None and len(flat):
+        named = None if flat is None else pc.struct_field(flat, "worker").dictionary_encode()
+        if named is not None and len(named):
             # whom the router could choose from, not whoever else is there (decode workers, other pools)
-            named = pc.struct_field(flat, "worker").dictionary_encode()
             workers = _names(routes["chosen"], named.dictionary)
         else:
             known, apart = _roles(store, window)
@@ -55,8 +55,8 @@ def read(store: Store, window: Window) -> Observed:
     prefix_names = _names(requests["prefix"].cast(pa.string()), routes["prefix_hash"].cast(pa.string()))
     tenants = _names(requests["tenant"])
     served = _served(requests, workers, origin)
-    if flat is not None:
-        decisions = _decisions(routes, flat, requests, workers, prefix_names, tenants, origin)
+    if flat is not None and named is not None:
+        decisions = _decisions(routes, flat, named, requests, workers, prefix_names, tenants, origin)
         policies = _names(routes["policy"])
     else:
         decisions = _outcomes(requests, served, workers, prefix_names, tenants)
@@ -173,6 +173,12 @@ def _numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
+def _floats(column: pa.Array) -> F32:
+    """As float32, unknown NaN."""
+    known = column if column.null_count == 0 else column.cast(pa.float64())
+    return np.asarray(known.to_numpy(zero_copy_only=False)).astype(np.float32)
+
+
 def _seconds(column: pa.ChunkedArray, origin: int) -> np.ndarray:
     """Seconds after the origin; the difference is taken in whole nanoseconds."""
     return _numbers(pc.subtract(column, pa.scalar(origin, pa.int64()))) / 1e9
@@ -198,13 +204,14 @@ def _served(table: pa.Table, workers: tuple[str, ...], origin: int) -> Served:
 def _decisions(
     routes: pa.Table,
     flat: pa.StructArray,
+    named: pa.DictionaryArray,
     requests: pa.Table,
     workers: tuple[str, ...],
     prefixes: tuple[str, ...],
     tenants: tuple[str, ...],
     origin: int,
 ) -> Decisions:
-    beliefs = _beliefs(routes["candidates"], flat, workers)
+    beliefs = _beliefs(routes["candidates"], flat, named, workers)
     request = _joined(routes, requests)
     prefix = _codes(routes["prefix_hash"].cast(pa.string()), prefixes)
     of_request = _codes(requests["prefix"].cast(pa.string()), prefixes)
@@ -222,26 +229,26 @@ def _decisions(
     )
 
 
-def _beliefs(lists: pa.ChunkedArray, flat: pa.StructArray, workers: tuple[str, ...]) -> dict[str, F32]:
-    """[N, K] of each belief; a worker that was no candidate has none."""
+def _beliefs(
+    lists: pa.ChunkedArray, flat: pa.StructArray, named: pa.DictionaryArray, workers: tuple[str, ...]
+) -> dict[str, F32]:
+    """[N, K] of each belief; a worker that was no candidate has none. named: the candidates' workers [len(flat)]."""
     num, size = len(lists), len(workers)
-    named = pc.struct_field(flat, "worker").dictionary_encode()
     places = np.append(_codes(named.dictionary, workers), -1)
     columns = places[np.asarray(pc.fill_null(named.indices, len(places) - 1))]
     if len(flat) == num * size and num and (columns.reshape(num, size) == columns[:size]).all():
         # everybody was a candidate every time, in one order: nothing is to be placed
         order = np.argsort(columns[:size])
         if (columns[:size][order] == np.arange(size)).all():
-            return {
-                name: _numbers(pc.struct_field(flat, field)).reshape(num, size)[:, order].astype(np.float32)
-                for name, field in BELIEFS.items()
-            }
+            grids = {name: _floats(pc.struct_field(flat, field)).reshape(num, size) for name, field in BELIEFS.items()}
+            in_order = bool((order == np.arange(size)).all())
+            return grids if in_order else {name: grid[:, order] for name, grid in grids.items()}
     rows = np.asarray(pc.list_parent_indices(lists).combine_chunks()).astype(np.int64)
     known = columns >= 0
     beliefs: dict[str, F32] = {}
     for name, field in BELIEFS.items():
         values = np.full((num, size), np.nan, dtype=np.float32)
-        values[rows[known], columns[known]] = _numbers(pc.struct_field(flat, field))[known]
+        values[rows[known], columns[known]] = _floats(pc.struct_field(flat, field))[known]
         beliefs[name] = values
     return beliefs
 
