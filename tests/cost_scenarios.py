@@ -121,7 +121,7 @@ def recorded_a_little_longer() -> Pair:
 # small settings: every request waits 0.5 s in a step that ends when it is scheduled
 
 
-def _bound(wait: float, what: str, used: float = 100.0, *, seats: int = 8, chunks: float = 1.0) -> Facts:
+def _bound(wait: float, what: str, used: Any = 100.0, *, seats: int = 8, chunks: float = 1.0) -> Facts:
     requests = plain(0.1, queue=wait, prefill_chunks=chunks)
     waiting = {f"waiting_on_{name}": np.full(N, float(name == what and wait > 0)) for name in WAITING_ON}
     told = StepFacts(
@@ -129,11 +129,15 @@ def _bound(wait: float, what: str, used: float = 100.0, *, seats: int = 8, chunk
         ("w0",),
         np.arange(N) * 2.0 + wait,
         np.full(N, max(wait, 0.001)),
-        {"num_running": np.full(N, float(seats)), "blocks_used": np.full(N, used), "blocks_total": np.full(N, 1000.0)}
+        {
+            "num_running": np.full(N, float(seats)),
+            "blocks_used": np.broadcast_to(np.asarray(used, dtype=float), N),
+            "blocks_total": np.full(N, 1000.0),
+        }
         | waiting,
     )
     known = facts(requests, workers=[worker(1000, seats)], steps=told)
-    return replace(known, visible=known.visible | {f"step.waiting_on_{name}" for name in WAITING_ON})
+    return replace(known, visible=known.visible | {f"step.{name}" for name in told.numbers})
 
 
 WAITING_ON = ("blocks", "budget", "seats", "dependency")
@@ -214,6 +218,34 @@ def too_short_to_be_used() -> Pair:
     return pair(_missed(), _missed(unused=100.0, prefill=0.16))
 
 
+# block_leak: requests wait 0.5 s for blocks while one runs; the pool has 1,000
+
+
+def _leaking(wait: float, used: Any, aborted: bool) -> Facts:
+    known = _bound(wait, "blocks", used, seats=1)
+    finished = np.arange(N) % 3 > 0 if aborted else np.ones(N, dtype=bool)
+    return replace(known, requests=replace(known.requests, finished=finished))
+
+
+FILLING = 20.0 + np.arange(N) * 15.0
+"""Blocks in use: 20 at first, 905 in the end."""
+
+
+def leaking() -> Pair:
+    """20 of 60 requests are aborted and the floor rises to nine tenths of the pool; 0.5 s of waiting for blocks, all of the change."""
+    return pair(_leaking(0.0, 20.0, aborted=True), _leaking(0.5, FILLING, aborted=True))
+
+
+def giving_back() -> Pair:
+    """As many aborted, and the floor stays where it was."""
+    return pair(_leaking(0.0, 20.0, aborted=True), _leaking(0.0, 20.0, aborted=True))
+
+
+def filling_without_aborts() -> Pair:
+    """The same rise, and nobody was aborted."""
+    return pair(_leaking(0.0, 20.0, aborted=False), _leaking(0.5, FILLING, aborted=False))
+
+
 COSTS: dict[str, Scenarios] = {
     "front_end": Scenarios(before_the_engine, as_long_before_the_engine, a_little_before_the_engine, bare_pair),
     "lookup_overhead": Scenarios(dear_lookups, cheap_lookups, lookups_a_little_dearer, bare_pair),
@@ -224,5 +256,6 @@ COSTS: dict[str, Scenarios] = {
     "reuse_below_unit": Scenarios(
         too_short_to_be_used, nothing_lost, evicted_for_room, without_blocks(too_short_to_be_used)
     ),
+    "block_leak": Scenarios(leaking, giving_back, filling_without_aborts, bare_pair),
     "probe_overhead": Scenarios(recorded_at_length, recorded_quickly, recorded_a_little_longer, bare_pair),
 }

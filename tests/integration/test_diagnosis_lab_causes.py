@@ -23,14 +23,23 @@ FOUND = {
     "chunk_budget": "chunk_budget",
     "ttl_expiry": "ttl_expiry",
     "reuse_below_unit": "reuse_below_unit",
+    "block_leak": "block_leak",
 }
 """Fault -> the cause that is named first."""
-SEVERITY = {"eviction_overhead": "strong", "probe_overhead": "strong", "small_batch": "strong", "ttl_expiry": "strong"}
+SEVERITY = {
+    "eviction_overhead": "strong",
+    "probe_overhead": "strong",
+    "small_batch": "strong",
+    "ttl_expiry": "strong",
+    "block_leak": "strong",
+}
+REQUESTS = {"block_leak": 1000}
+"""A leak needs time to fill the pools."""
 
 
 @cache
 def played(fault: str) -> LabRun:
-    return run_lab(Order(fault, SEVERITY.get(fault, "typical"), seed=3, requests=600))
+    return run_lab(Order(fault, SEVERITY.get(fault, "typical"), seed=3, requests=REQUESTS.get(fault, 600)))
 
 
 @pytest.fixture(scope="module")
