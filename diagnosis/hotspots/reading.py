@@ -22,11 +22,15 @@ BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")
 """Policies that look at no prefix: that they do not go by it is no fault of theirs."""
 BELIEFS = {"matched": "matched_tokens", "load": "load", "score": "score"}
 NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
+MAX_CELLS = 32_000_000
+"""Decisions times workers that are judged at once: some 2 GB."""
+MAX_SPAN_S = 24 * 3600.0
 WARMUP_REACH_NS = 60_000_000_000
 
 
 def read(store: Store, window: Window) -> Observed:
     """What the window holds. Raises BadWindow where it holds neither decisions nor requests that name their worker."""
+    _check_size(store, window)
     with store.sharing():
         requests, vantage = _requests(store, window)
         routes = _routes(store, window)
@@ -49,9 +53,15 @@ def read(store: Store, window: Window) -> Observed:
             window=str(window),
         )
     bounds = pc.min_max(routes["at_ns"] if has_routes else requests["arrival_ns"])
-    origin = window.start_ns if window.start_ns is not None else int(bounds["min"].as_py())
-    last = int(bounds["max"].as_py()) + 1
-    end_s = (min(last, window.end_ns or last) - origin) / 1e9
+    # from the first decision on: a window may begin long before anything came
+    origin = int(bounds["min"].as_py())
+    end_s = (int(bounds["max"].as_py()) + 1 - origin) / 1e9
+    if end_s > MAX_SPAN_S:
+        raise BadWindow(
+            f"window {window} spans {end_s / 3600:,.0f} hours; at most {MAX_SPAN_S / 3600:.0f} are judged at once: "
+            "give a shorter one, as START/END or NAME@START/END",
+            window=str(window),
+        )
     prefix_names = _names(requests["prefix"].cast(pa.string()), routes["prefix_hash"].cast(pa.string()))
     tenants = _names(requests["tenant"])
     served = _served(requests, workers, origin)
@@ -75,6 +85,31 @@ def read(store: Store, window: Window) -> Observed:
         has_routes,
         vantage or "engine",
     )
+
+
+def _check_size(store: Store, window: Window) -> None:
+    """Raises BadWindow where decisions times workers would not fit into memory."""
+    condition, params = window_sql(window, "at_ns")
+    count, width = (
+        store.query(f"SELECT count(*), coalesce(max(len(candidates)), 1) FROM route WHERE {condition}", params)
+        .to_pylist()[0]
+        .values()
+    )
+    if count == 0:
+        condition, params = window_sql(window, "arrival_ns")
+        count, width = (
+            store.query(
+                f"SELECT count(*), count(DISTINCT worker) FROM request WHERE {condition} AND worker IS NOT NULL", params
+            )
+            .to_pylist()[0]
+            .values()
+        )
+    if count * width > MAX_CELLS:
+        raise BadWindow(
+            f"window {window} holds {count:,} decisions between {width:,} workers, more than are judged at once: give one of "
+            f"about {MAX_CELLS / (count * width):.0%} of its length",
+            window=str(window),
+        )
 
 
 def _requests(store: Store, window: Window) -> tuple[pa.Table, str | None]:

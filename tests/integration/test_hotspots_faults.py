@@ -19,14 +19,23 @@ from diagnosis.lab.fault import Fault
 from diagnosis.lab.faults.routing import FAULTS, STRAGGLER
 from diagnosis.lab.play import play
 from diagnosis.lab.scene import base_scene
+from engine_probe.engine.config import EngineConfig
+from engine_probe.engine.fleet.build import FleetSettings, RouterSettings, build_fleet
+from engine_probe.engine.roofline.hardware import find_hardware
+from engine_probe.engine.roofline.model_shape import find_shape
+from engine_probe.engine.scheduler import SchedulerConfig
+from engine_probe.engine.traffic.trace import trace_calls
 from engine_probe.errors import BadWindow, UsageError
+from engine_probe.sink import MemorySink
 from store.interface import Batch, Store, Window
 from store.open import open_store
 from tests.conftest import Ended
 from tests.integration.collector_harness import running
+from tests.store_rows import batch
 
 NAMES = [fault.name for fault in FAULTS]
 BY_NAME = {fault.name: fault for fault in FAULTS}
+TRACE = Path(__file__).parents[2] / "examples" / "traces" / "mooncake_conversation.jsonl.gz"
 NOW_NS = 1_790_000_000_000_000_000
 
 
@@ -76,6 +85,35 @@ def test_fault_is_named(store: Store, name: str) -> None:
     assert spot.regret_s is not None
     assert spot.regret_s > 0.0
     assert spot.advice.text
+
+
+def test_pure_affinity_on_a_real_trace_is_found_in_ten_seconds(tmp_path: Path) -> None:
+    """Ten H100s of 5,859 blocks, the first minute of a public trace, longest prefix with ties to the lowest index.
+
+    The block that all requests share pins them to w0, where dozens queue while nine workers idle.
+    """
+    sink = MemorySink()
+    fleet = build_fleet(
+        FleetSettings(
+            find_shape("llama-3-8b"),
+            find_hardware("h100"),
+            num_workers=10,
+            num_blocks=5859,
+            engine=EngineConfig(block_size=512, scheduler=SchedulerConfig(max_num_seqs=128)),
+            router=RouterSettings(policy="prefix_affinity", ties="lowest"),
+        ),
+        sink,
+        run_id="trace",
+    )
+    fleet.run(trace_calls(TRACE, 512, limit=170))
+    with open_store(str(tmp_path / "kvscope.duckdb")) as store:
+        store.append(Batch({kind: sink.table(kind) for kind in ("request", "route", "step")}))
+        found = hotspots(store, Window(run_id="trace"))
+    spot = found.hotspots[0]
+    assert (spot.kind, spot.subject["id"]) == ("affinity", "w0")
+    assert spot.detected_ns - spot.interval["start_ns"] == 10_000_000_000
+    assert spot.advice.replicas == 10
+    assert spot.advice.spill_above == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,6 +183,23 @@ def test_bad_windows_are_answered(
         answer(store, window, baseline, suspect, NOW_NS)
 
 
+def test_window_that_begins_long_before_costs_nothing(store: Store) -> None:
+    """Intervals are counted from the first decision on, and bound how long a window may be."""
+    whole = hotspots(store, Window(run_id="hotspot_affinity"))
+    assert hotspots(store, Window(1, NOW_NS, "hotspot_affinity")).num_intervals == whole.num_intervals
+
+
+def test_too_much_at_once_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what it would take in memory and by its length in hours, each with what to do."""
+    monkeypatch.setattr("diagnosis.hotspots.reading.MAX_CELLS", 2000)
+    with pytest.raises(BadWindow, match=r"between 4 workers.* give one of about"):
+        hotspots(store, Window(run_id="hotspot_affinity"))
+    monkeypatch.undo()
+    monkeypatch.setattr("diagnosis.hotspots.reading.MAX_SPAN_S", 20.0)
+    with pytest.raises(BadWindow, match="give a shorter one"):
+        hotspots(store, Window(run_id="hotspot_affinity"))
+
+
 def test_verb_answers_text_and_json(kvscope: Callable[..., Ended], path: Path) -> None:
     """Exit 1 with a hotspot, 0 without; text within 80 columns but for SQL; JSON is the document."""
     ended = kvscope("hotspots", "--store", path, "--window", "hotspot_affinity")
@@ -180,3 +235,32 @@ def test_endpoint_answers_what_the_verb_answers(path: Path, tmp_path: Path) -> N
             failed = collector.client.get("/api/v1/hotspots", params=params)
             assert failed.status_code == status, failed.text
             assert failed.headers["content-type"].startswith("application/problem+json")
+
+
+def test_rows_that_tell_almost_nothing_are_answered(tmp_path: Path) -> None:
+    """All aborted, no lengths, no candidates, a decision without its request: no hotspot, and what was missing."""
+    common = {"run_id": "bare", "at_ns": NOW_NS}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "request": [
+            {
+                **common,
+                "request_id": f"r{number}",
+                "worker": f"w{number % 2}",
+                "vantage": "engine",
+                "state": "aborted",
+                "arrival_ns": NOW_NS + number,
+            }
+            for number in range(6)
+        ],
+        "route": [
+            {**common, "at_ns": NOW_NS + number, "request_id": f"r{number}", "chosen": f"w{number % 2}"}
+            for number in range(8)
+        ],
+    }
+    with open_store(str(tmp_path / "kvscope.duckdb")) as store:
+        store.append(batch(rows))
+        found = hotspots(store, Window(run_id="bare"))
+    assert (found.status, found.num_decisions) == ("none", 8)
+    assert found.regret["total_s"] is None
+    assert any("unknown" in what for what in found.cannot_tell)
+    assert any("25 %" in what for what in found.cannot_tell)
