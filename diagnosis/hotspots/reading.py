@@ -90,20 +90,16 @@ def read(store: Store, window: Window) -> Observed:
 def _check_size(store: Store, window: Window) -> None:
     """Raises BadWindow where decisions times workers would not fit into memory."""
     condition, params = window_sql(window, "at_ns")
-    count, width = (
-        store.query(f"SELECT count(*), coalesce(max(len(candidates)), 1) FROM route WHERE {condition}", params)
-        .to_pylist()[0]
-        .values()
-    )
+    count = int(store.query(f"SELECT count(*) FROM route WHERE {condition}", params).column(0)[0].as_py())
+    # one row tells how many candidates there are: to look at each would be to read them all twice
+    some = f"SELECT len(candidates) FROM route WHERE {condition} AND len(candidates) > 0 LIMIT 1"
     if count == 0:
         condition, params = window_sql(window, "arrival_ns")
-        count, width = (
-            store.query(
-                f"SELECT count(*), count(DISTINCT worker) FROM request WHERE {condition} AND worker IS NOT NULL", params
-            )
-            .to_pylist()[0]
-            .values()
-        )
+        named = f"FROM request WHERE {condition} AND worker IS NOT NULL"
+        count = int(store.query(f"SELECT count(*) {named}", params).column(0)[0].as_py())
+        some = f"SELECT count(DISTINCT worker) {named}"
+    widths = store.query(some, params).column(0).to_pylist()
+    width = int(widths[0]) if widths else 1
     if count * width > MAX_CELLS:
         raise BadWindow(
             f"window {window} holds {count:,} decisions between {width:,} workers, more than are judged at once: give one of "
