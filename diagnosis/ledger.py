@@ -199,9 +199,24 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     rest = left - queue - prefill - stalled
     rest = sheet.carve(rest, "lookup_overhead", r.get("cache_lookup_s"))
     rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
+    retried = _attempts_before(facts)
+    rest = sheet.carve(rest, "client_retries", retried)
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
+    engine_front = np.maximum(engine_front - retried, 0.0)
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
+
+
+def _attempts_before(facts: Facts) -> F64:
+    """Seconds between caller and engine beyond the usual, of requests that were asked again: the attempts before the last, [n].
+
+    Who waits for all attempts is the caller; the engine's row is that of the one that was served.
+    """
+    r = facts.requests
+    between, again = r.get("network_s"), r.get("retry_count") > 0
+    once = between[np.isfinite(between) & ~again]
+    usual = float(np.median(once)) if len(once) else 0.0
+    return np.where(again & np.isfinite(between), np.maximum(between - usual, 0.0), 0.0)
 
 
 def _queue_and_prefill(facts: Facts, at_least: F64) -> tuple[F64, F64, F64]:

@@ -39,6 +39,7 @@ NUMBERS = [
     "output_tokens",
     "num_preemptions",
     "prefill_chunks",
+    "retry_count",
 ]
 
 

@@ -16,7 +16,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 10 | waiting through steps of ordinary work: all seats taken, the token budget used up, or bound by what nobody tells | `queue_seats`, `queue_budget`, `queue_load` |
 | 11 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 9, `shared_prefill`, `decode_bandwidth` |
 | 12 | own prefill, the rest | `own_prefill` |
-| 13 | own look-up and allocation; before the engine: HTTP, parsing, network | `lookup_overhead`, `eviction_overhead`, `front_end` |
+| 13 | own look-up and allocation; attempts that were given up; before the engine: HTTP, parsing, network | `lookup_overhead`, `eviction_overhead`, `client_retries`, `front_end` |
 | 14 | decode: stalls after preemption, steps shared with prefills, fuller batches, the rest | `preemption_recompute`, as 4 to 9, `shared_prefill`, `decode_bandwidth`, `own_decode` |
 | 15 | time between phases that no phase owns | `unexplained` |
 
@@ -32,6 +32,7 @@ from __future__ import annotations
 from typing import Final
 
 ROWS: Final[dict[str, str]] = {
+    "client_retries": "attempts that the caller gave up before the one that was served",
     "front_end": "before the engine: HTTP, parsing, tokenising, network",
     "admission_blocked_on_blocks": "waiting for KV blocks",
     "queue_dependency": "waiting for an adapter, a transfer or a grammar",

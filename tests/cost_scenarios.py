@@ -246,6 +246,33 @@ def filling_without_aborts() -> Pair:
     return pair(_leaking(0.0, 20.0, aborted=False), _leaking(0.5, FILLING, aborted=False))
 
 
+# client_retries: 100 ms of prefill; every third request was asked again after 0.6 s
+
+AGAIN = np.arange(N) % 3 == 0
+
+
+def _asked_again(lost: float, retries: float, slower: float = 0.0) -> Facts:
+    before = np.where(AGAIN, lost, 0.0) + 0.002
+    requests = plain(0.1 + slower, network_s=before, retry_count=np.where(AGAIN, retries, 0.0))
+    requests.first_token_s[:] += before
+    return facts(requests)
+
+
+def asked_again() -> Pair:
+    """A third lost 0.6 s to an attempt before: 0.2 s a request, all of the change."""
+    return pair(_asked_again(0.0, 0.0), _asked_again(0.6, 1.0))
+
+
+def asked_once() -> Pair:
+    """Nobody asked again."""
+    return pair(_asked_again(0.0, 0.0), _asked_again(0.0, 0.0))
+
+
+def asked_again_at_once() -> Pair:
+    """A third asked again after 15 ms (5 ms a request), and prefill takes 300 ms longer: 2 % of the change."""
+    return pair(_asked_again(0.0, 0.0), _asked_again(0.015, 1.0, slower=0.3))
+
+
 COSTS: dict[str, Scenarios] = {
     "front_end": Scenarios(before_the_engine, as_long_before_the_engine, a_little_before_the_engine, bare_pair),
     "lookup_overhead": Scenarios(dear_lookups, cheap_lookups, lookups_a_little_dearer, bare_pair),
@@ -257,5 +284,6 @@ COSTS: dict[str, Scenarios] = {
         too_short_to_be_used, nothing_lost, evicted_for_room, without_blocks(too_short_to_be_used)
     ),
     "block_leak": Scenarios(leaking, giving_back, filling_without_aborts, bare_pair),
+    "client_retries": Scenarios(asked_again, asked_once, asked_again_at_once, bare_pair),
     "probe_overhead": Scenarios(recorded_at_length, recorded_quickly, recorded_a_little_longer, bare_pair),
 }

@@ -328,6 +328,7 @@ class Engine:
                 "token_ns": [_ns(t) for t in r.tokens],
                 "frontend_s": self.s.front_s,
                 "cache_lookup_s": 0.0,
+                "retry_count": 0,
                 "queue_s": scheduled - r.arrival,
                 "prefill_s": first - scheduled,
                 "decode_s": r.tokens[-1] - first - r.stalled,
@@ -408,6 +409,7 @@ def at_level(rows: Rows, level: str) -> Rows:
         hidden = {
             "token_ns",
             "cache_lookup_s",
+            "retry_count",
             "cached_tokens",
             "computed_tokens",
             "recomputed_tokens",
