@@ -1,10 +1,10 @@
-"""The founding case, live: the prefix cache is switched on, mean TTFT falls, P99 TTFT rises - on the embedded engine, computing.
+"""The founding case on the embedded engine: the prefix cache is switched on, mean TTFT falls, P99 TTFT rises.
 
-Four workers, each a process; 70 % of the calls share a long system prompt; answers of 64 tokens. With the cache comes routing by
-prefix, as people switch it on: all who share the prompt, and everyone whose prompt begins like it, go to one worker. Hits are
-fast, so the mean falls; the one worker's seats fill, so the tail waits. The load is set by what this machine can do: the rate
-at which one worker alone, with its cache warm, has `BUSY` of its seats taken. On a GPU the system prompt has 8,192 tokens, on a CPU
-a quarter of that, so that the case takes about a minute on either.
+At full size in virtual time: eight H100s, an 8k system prompt that 70 % of the calls share, 64-token answers; with the cache comes
+routing by prefix, as people switch it on, and one worker gets nearly everything (`experiments/scenarios.py`). Then live, where
+torch is there: four workers that compute on this machine, a system prompt of 8,192 tokens on a GPU and a quarter of that on a CPU.
+The load is set by what the machine can do: the rate at which one worker alone, its cache warm, would have `BUSY` of its seats
+taken. What the tail does there depends on the machine; on two cores four workers are in each other's way with the cache off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 from collector.experiments.processes import ProcessRunner, serving_s
 from collector.experiments.running import Plan, run_experiment
+from collector.experiments.scenarios import find_scenario
+from collector.experiments.virtual import VirtualRunner
 from collector.experiments.workload import Workload
 from diagnosis.experiments.design import Arm
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
@@ -26,9 +28,9 @@ OFF = Arm("off", {"cache": "off", "routing": "round_robin"})
 ON = Arm("on", {"cache": "on", "routing": "prefix_affinity"})
 NAME = "founding case, live"
 WORKERS = 4
-REPEATS = 5
+REPEATS = 3
 REQUESTS = 60
-"""Of each repeat: 300 an arm, one more than a bound of P99 needs."""
+"""Of each repeat of the live case."""
 BUSY = 0.33
 PROMPT_CPU, PROMPT_GPU = 2048, 8192
 
@@ -40,8 +42,21 @@ def is_possible() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def run_founding(out: Path | None, talk: Callable[[str], None], *, repeats: int = REPEATS) -> dict[str, Any]:
-    """Run both arms and judge them; the experiment's document with `seconds` and `rate`. Rows go to `out`, a folder a run."""
+def run_full_size(out: Path | None, talk: Callable[[str], None]) -> dict[str, Any]:
+    """The built-in experiment `founding`, warm: its document. The same numbers on every machine. Rows go to `out`."""
+    scenario = find_scenario("founding")
+    arms = (
+        Arm("off", {**scenario.common, **scenario.off}),
+        Arm("on", {**scenario.common, **scenario.on}),
+    )
+    talk("the founding case at full size: 8 H100s in virtual time, the cache off and on")
+    slo = PRESET_SLOS["interactive"]
+    plan = Plan(scenario.name, arms, scenario.workload, scenario.repeats, 0, slo, out)
+    return run_experiment(plan, VirtualRunner(keep_blocks=False), lambda _: None)
+
+
+def run_live(out: Path | None, talk: Callable[[str], None], *, repeats: int = REPEATS) -> dict[str, Any]:
+    """Run both arms on this machine and judge them; the experiment's document with `seconds` and `rate`. Rows go to `out`, a folder a run."""
     began = time.perf_counter()
     runner = ProcessRunner(workers=WORKERS)
     traffic = Traffic(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+FOUNDING = "demo-out/founding"
 MADE = {"store": "demo-out/kvscope.duckdb", "report": "demo-out/report.md", "program": ".venv/bin/kvscope"}
 """What `make demo` calls its files, and how it calls the command."""
 
@@ -67,12 +68,14 @@ def engines() -> str:
 
 def demo() -> str:
     """What `make demo` prints: run in a folder that goes away, shown with the paths it has there."""
-    from collector.commands.demo import render
+    from collector.commands.demo import render, render_founding
 
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "collector.cli", "demo", "--no-live", "--json", "--dir", folder]
         ended = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    return f"```text\n{render(json.loads(ended.stdout) | MADE).rstrip()}\n```"
+    document = json.loads(ended.stdout)
+    founding = render_founding(document["founding"] | {"folder": FOUNDING})
+    return f"```text\n{founding}\n\n{render(document | MADE).rstrip()}\n```"
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""`kvscope demo`: the founding case live on the embedded engine, then two recordings of a real vLLM, explained; offline.
+"""`kvscope demo`: the founding case on the embedded engine, then two recordings of a real vLLM, explained; offline.
 
-Live: the prefix cache is switched on, mean TTFT falls, P99 rises (`collector/founding.py`); needs torch. Recorded: the same
+The prefix cache is switched on, mean TTFT falls, P99 rises (`collector/founding.py`): at full size in virtual time, and, where
+torch is there, with workers that compute on this machine. Recorded: the same
 traffic was served twice by the same engine, once with ample KV blocks and once with few. Nothing is told to the diagnosis but
 which run is the baseline. Every step is what the verbs do (`import`, `diagnose`, `capacity`, `sql`, `report`); the commands to
 repeat them are printed.
@@ -50,7 +51,7 @@ def demo(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """The cache is switched on, the mean falls, P99 rises - live; then two recordings of a real vLLM: why?"""
+    """The cache is switched on, the mean falls, P99 rises: why? Then two recordings of a real vLLM."""
     started = time.perf_counter()
     is_live = _is_live(live)
     for name in RUNS.values():
@@ -61,8 +62,8 @@ def demo(
             )
     talk = _silent if json else say
     store = _fresh_store(folder)
-    founding = _founding(folder / FOUNDING_NAME, talk) if is_live else None
-    if founding is not None and not json:
+    founding = _founding(folder / FOUNDING_NAME, talk, is_live=is_live)
+    if not json:
         emit(render_founding(founding) + "\n")
     document = run(store, folder / REPORT_NAME, recordings, talk)
     if json:
@@ -119,19 +120,30 @@ def render(document: dict[str, Any]) -> str:
     )
 
 
-def render_founding(document: dict[str, Any]) -> str:
-    """What a person reads of the live case."""
+def render_founding(founding: dict[str, Any]) -> str:
+    """What a person reads of the founding case: at full size, then on this machine."""
+    full, live = founding["full_size"], founding["live"]
+    folder = founding["folder"]
+    parts = [
+        "The founding case, on the embedded engine in virtual time: off is no prefix cache, on is a cache and routing by prefix.",
+        _case_text(full),
+    ]
+    if live is not None:
+        parts += [
+            f"The same on this machine, computing: {live['rate']:g} calls/s, {live['seconds']:.0f} s in all.",
+            _case_text(live),
+        ]
+    parts.append(f"Every row is in {folder}: kvscope import {folder}/full_size/on --run on, and the same for off.")
+    return "\n\n".join(parts)
+
+
+def _case_text(document: dict[str, Any]) -> str:
     from diagnosis.experiments.text import render_short
 
     fixed = document["fixed"]
-    return "\n\n".join(
-        [
-            "The founding case, live on the embedded engine: off is no prefix cache, on is a cache and routing by prefix.\n"
-            f"{fixed['workers']} workers that compute; {fixed['shared_ratio']:.0%} of the calls share "
-            f"{fixed['shared_tokens']:,} tokens, answers of 64; {document['rate']:g} calls/s, {document['seconds']:.0f} s.",
-            render_short(document, columns()),
-            f"Every row is in {document['folder']}: kvscope import {document['folder']}/on --run on, and the same for off.",
-        ]
+    return (
+        f"{fixed['workers']} workers of {fixed['hardware']}; {fixed['shared_ratio']:.0%} of the calls share {fixed['shared_tokens']:,} "
+        f"tokens, answers of 64 tokens\n{render_short(document, columns())}"
     )
 
 
@@ -146,13 +158,16 @@ def _is_live(asked: bool | None) -> bool:
     return False
 
 
-def _founding(folder: Path, talk: Callable[[str], None]) -> dict[str, Any]:
+def _founding(folder: Path, talk: Callable[[str], None], *, is_live: bool) -> dict[str, Any]:
+    """The documents of the case at full size and, where that is wanted, of the live one."""
     import shutil
 
-    from collector.founding import run_founding
+    from collector.founding import run_full_size, run_live
 
     shutil.rmtree(folder, ignore_errors=True)
-    return {**run_founding(folder, talk), "folder": str(folder)}
+    full = run_full_size(folder / "full_size", talk)
+    live = run_live(folder / "live", talk) if is_live else None
+    return {"full_size": full, "live": live, "folder": str(folder)}
 
 
 def _fresh_store(folder: Path) -> Path:

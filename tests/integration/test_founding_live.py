@@ -15,7 +15,7 @@ def test_cache_and_routing_by_prefix_do_what_the_case_is_about(tmp_path: Path, m
     monkeypatch.setattr(founding, "REQUESTS", 8)
     monkeypatch.setattr(founding, "PROMPT_CPU", 256)
     monkeypatch.setattr(founding, "PROMPT_GPU", 256)
-    document = founding.run_founding(tmp_path / "rows", lambda _: None, repeats=3)
+    document = founding.run_live(tmp_path / "rows", lambda _: None, repeats=3)
     off, on = document["arms"]
     assert (off["arm"], on["arm"]) == ("off", "on")
     assert off["num_requests"] == on["num_requests"] == 24
@@ -27,8 +27,8 @@ def test_cache_and_routing_by_prefix_do_what_the_case_is_about(tmp_path: Path, m
     for arm in ("off", "on"):
         assert sorted(path.name for path in (tmp_path / "rows" / arm).iterdir()) == ["1", "2", "3"]
         assert list((tmp_path / "rows" / arm / "1").glob("*/kind=step/*.parquet"))
-    text = render_founding({**document, "folder": "rows"})
-    assert "TTFT" in text
+    text = render_founding({"full_size": document, "live": document, "folder": "rows"})
+    assert text.count("TTFT: mean") == 2
     assert all(len(line) <= 130 for line in text.splitlines())
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from collector.commands.demo import render
-from docs.readme import MADE, part
+from collector.commands.demo import render, render_founding
+from docs.readme import FOUNDING, MADE, part
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +54,17 @@ def test_the_verdict_names_capacity_from_evidence(demo: dict[str, Any]) -> None:
     # a number that the ledger made names its requests; every other number brings the SQL that gives it
     assert all(evidence["sql"] or evidence["request_ids"] for evidence in first["evidence"])
     assert sum(bool(evidence["sql"]) for evidence in first["evidence"]) >= 4
+
+
+def test_the_founding_case_is_told_with_its_reason(demo: dict[str, Any]) -> None:
+    """At full size, without torch: the cache on, mean TTFT falls and P99 rises, both beyond noise, for the hot worker's queue."""
+    full = demo["founding"]["full_size"]
+    (pair,) = full["contrasts"]
+    change = pair["difference"]["ttft"]
+    assert change["mean"]["value"] < change["mean"]["interval_95"][1] < 0
+    assert 0 < change["p99"]["interval_95"][0] < change["p99"]["value"]
+    assert pair["reading"][0]["kind"] == "locality"
+    assert demo["founding"]["live"] is None
 
 
 def test_the_rows_of_the_attribution_sum_to_the_change(demo: dict[str, Any]) -> None:
@@ -111,7 +122,7 @@ def test_report_and_store_lie_in_the_folder_asked_for(demo: dict[str, Any]) -> N
     """Nothing is written elsewhere; the report is Markdown about this verdict."""
     folder = Path(demo["folder"])
     assert sorted(path.name for path in folder.iterdir()) == ["blocked", "out"]
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["kvscope.duckdb", "report.md"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["founding", "kvscope.duckdb", "report.md"]
     report = (folder / "out" / "report.md").read_text()
     assert report.startswith("# P99 TTFT: explained")
     assert demo["diagnosis"]["causes"][0]["cause"] in report
@@ -120,7 +131,7 @@ def test_report_and_store_lie_in_the_folder_asked_for(demo: dict[str, Any]) -> N
 def test_readme_shows_what_the_demo_prints_today(demo: dict[str, Any]) -> None:
     """The block in README is the demo's output: every line, every number (the paths are those of `make demo`)."""
     shown = part((ROOT / "README.md").read_text(), "demo output").removeprefix("```text\n").removesuffix("```\n")
-    printed = render(demo | MADE)
+    printed = render_founding(demo["founding"] | {"folder": FOUNDING}) + "\n\n" + render(demo | MADE)
     assert _lines(shown) == _lines(printed)
 
 
