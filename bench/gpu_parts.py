@@ -227,6 +227,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.constants: dict[str, dict[str, Any]] = {"step": {}}
 
     def __getattr__(self, verb: str) -> Callable[..., int]:
         return _nothing
