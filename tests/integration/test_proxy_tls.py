@@ -16,7 +16,7 @@ import pytest
 from engine_probe.attach.fetch import trust
 from engine_probe.proxy.context import Context
 from engine_probe.proxy.server import ProxyServer
-from engine_probe.proxy.upstreams import Balancer, parse_upstream
+from engine_probe.proxy.upstreams import SETTLE_S, Balancer, parse_upstream
 from tests.integration.test_proxy_rows import CHAT, PROMPT, Record, stream
 from tests.proxy_answers import wire
 from tests.proxy_lab import Lab, Peer, Script, body_of, post, run
@@ -78,6 +78,7 @@ def test_a_stream_over_tls_is_passed_on_and_recorded(certificate: tuple[Path, Pa
             for _ in range(2):
                 body = body_of(await here.ask(post(PROMPT.encode())))
                 assert body == b"".join(b"%x\r\n%b\r\n" % (len(d), d) for d in wire(CHAT)) + b"0\r\n\r\n"
+                await asyncio.sleep(2 * SETTLE_S)  # after a stream a connection settles before it is used again
             assert len(here.context.balancer.upstreams[0].idle) == 1
 
     run(story)
