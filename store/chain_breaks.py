@@ -24,8 +24,8 @@ NEVER, EVICTED, EXPIRED, PRESENT = 0, 1, 2, 3
 """What had become of the block: never stored (or nothing was missed), evicted, given up by age, in the cache."""
 BY_AGE: Final = "ttl"
 """The reason of an eviction by age."""
-FEW: Final = 0.25
-"""Lost blocks over evicted ones up to which evictions can well be what lost them."""
+FEW: Final = 1.0
+"""Lost blocks over evicted ones up to which evictions can well be what lost them: each can lose its block once."""
 
 
 def may_be_split(store: Store, window: Window, num_lost: float) -> bool:
