@@ -53,6 +53,7 @@ class _Silent(Flight):
 
     def started(self, *_: Any) -> None: ...
 
+    # Verbs of other signatures that do nothing either.
     arrived = begin_step = skip_step = planned = end_step = ended = stored = hit = evicted = started  # type: ignore[assignment]
 
 

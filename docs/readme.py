@@ -47,7 +47,7 @@ def verbs() -> str:
     from collector.cli import build
 
     rows = ["| verb | what it does |", "| --- | --- |"]
-    commands = get_command(build()).commands  # type: ignore[attr-defined]
+    commands = get_command(build()).commands  # type: ignore[attr-defined]  # typer's own app is a group
     for name in sorted(commands):
         sentence = (commands[name].help or "").split("\n\n")[0].replace("\n", " ").strip()
         rows.append(f"| `kvscope {name}` | {sentence} |")

@@ -124,27 +124,27 @@ def base_scene(num_requests: int = NUM_REQUESTS, seed: int = 1) -> Scene:
 
 def with_engine(scene: Scene, **changes: object) -> Scene:
     """The scene whose engines differ in these settings."""
-    return replace(scene, fleet=replace(scene.fleet, engine=replace(scene.fleet.engine, **changes)))  # type: ignore[arg-type]
+    return replace(scene, fleet=replace(scene.fleet, engine=replace(scene.fleet.engine, **changes)))  # type: ignore[arg-type]  # fields by name
 
 
 def with_scheduler(scene: Scene, **changes: object) -> Scene:
     """The scene whose schedulers differ in these settings."""
-    return with_engine(scene, scheduler=replace(scene.fleet.engine.scheduler, **changes))  # type: ignore[arg-type]
+    return with_engine(scene, scheduler=replace(scene.fleet.engine.scheduler, **changes))  # type: ignore[arg-type]  # fields by name
 
 
 def with_router(scene: Scene, **changes: object) -> Scene:
     """The scene whose router differs in these settings."""
-    return replace(scene, fleet=replace(scene.fleet, router=replace(scene.fleet.router, **changes)))  # type: ignore[arg-type]
+    return replace(scene, fleet=replace(scene.fleet, router=replace(scene.fleet.router, **changes)))  # type: ignore[arg-type]  # fields by name
 
 
 def with_fleet(scene: Scene, **changes: object) -> Scene:
     """The scene whose fleet differs in these settings."""
-    return replace(scene, fleet=replace(scene.fleet, **changes))  # type: ignore[arg-type]
+    return replace(scene, fleet=replace(scene.fleet, **changes))  # type: ignore[arg-type]  # fields by name
 
 
 def with_traffic(scene: Scene, **changes: object) -> Scene:
     """The scene whose main traffic differs in these settings."""
-    return replace(scene, traffic=replace(scene.traffic, **changes))  # type: ignore[arg-type]
+    return replace(scene, traffic=replace(scene.traffic, **changes))  # type: ignore[arg-type]  # fields by name
 
 
 def at_rate(scene: Scene, rate: float) -> Scene:

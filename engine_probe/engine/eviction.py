@@ -11,6 +11,7 @@ moves millions a second.
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -114,7 +115,7 @@ class LeastRecentlyUsed:
         self._num_listed = self._num_held
 
 
-class _Ranked:
+class _Ranked(ABC):
     """Smallest rank first; a heap whose entries of blocks that left are skipped."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -122,8 +123,9 @@ class _Ranked:
         self._turn: dict[int, int] = {}
         self._turns = 0
 
+    @abstractmethod
     def rank(self, stored: int, depth: int, uses: int) -> int:
-        raise NotImplementedError
+        """Smallest first."""
 
     def add(self, blocks: Blocks, *, stored: Blocks, depth: Blocks, uses: Blocks) -> None:
         for block, *facts in zip(blocks.tolist(), stored.tolist(), depth.tolist(), uses.tolist(), strict=True):

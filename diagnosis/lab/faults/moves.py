@@ -42,7 +42,7 @@ def _split(scene: Scene, severity: float) -> Scene:
 
 def _changed(scene: Scene, **changes: float) -> Scene:
     assert scene.fleet.handover is not None
-    return with_fleet(scene, handover=replace(scene.fleet.handover, **changes))  # type: ignore[arg-type]
+    return with_fleet(scene, handover=replace(scene.fleet.handover, **changes))  # type: ignore[arg-type]  # fields by name
 
 
 def _slow_wire(scene: Scene, severity: float) -> Scene:
