@@ -27,6 +27,13 @@ IndependentOption = Annotated[
         help="The baseline window is another draw of the traffic, as in life; the truth still comes from the paired run.",
     ),
 ]
+ObserveOption = Annotated[
+    str,
+    typer.Option(
+        help="What of the rows the diagnosis gets: full, otlp (spans and scraped metrics), client (the callers' alone), or "
+        "lossy (1 % of the batches lost)."
+    ),
+]
 NUM_REQUESTS = 2000
 
 
@@ -91,13 +98,14 @@ def run(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     requests: RequestsOption = NUM_REQUESTS,
     independent: IndependentOption = False,
+    observe: ObserveOption = "full",
     json: JsonOption = False,
 ) -> None:
     """Run the fleet without and with a fault; rows of both as Parquet for `kvscope import`, and the truth beside them."""
     from diagnosis.lab.run import Order, check_new, run_lab, write_lab
 
     check_new(output)
-    order = Order(fault, severity, seed, requests, independent)
+    order = Order(fault, severity, seed, requests, independent, observe)
     done = run_lab(order, say)
     files = write_lab(done, output)
     if json:
@@ -128,6 +136,7 @@ def matrix(
     severity: SeverityOption = "typical",
     requests: RequestsOption = NUM_REQUESTS,
     independent: IndependentOption = False,
+    observe: ObserveOption = "full",
     processes: Annotated[int | None, typer.Option(min=1, help="Cells at a time.", show_default="one a core")] = None,
     keep_rows: Annotated[
         bool, typer.Option("--keep-rows", help="Keep each cell's rows and truth (about 10 MB a cell).")
@@ -143,7 +152,9 @@ def matrix(
     from diagnosis.lab.matrix import finished, orders, run_matrix
     from diagnosis.lab.render import render_markdown, render_text
 
-    wanted = orders(fault, seed_list(seeds), severity=severity, requests=requests, independent=independent)
+    wanted = orders(
+        fault, seed_list(seeds), severity=severity, requests=requests, independent=independent, observe=observe
+    )
     if markdown is not None and not markdown.absolute().parent.is_dir():
         raise UsageError(f"--markdown: there is no folder {markdown.parent}; create it first", path=str(markdown))
     if folder.exists() and not folder.is_dir():

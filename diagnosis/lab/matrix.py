@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from diagnosis.lab.catalogue import PAIRS, all_faults, find_fault
 from diagnosis.lab.cell import run_cell
+from diagnosis.lab.observed import check_mode
 from diagnosis.lab.run import Order
 from engine_probe.errors import UsageError
 
@@ -29,17 +30,21 @@ def orders(
     severity: str = "typical",
     requests: int,
     independent: bool = False,
+    observe: str = "full",
 ) -> list[Order]:
     """Every cell, seed by seed, so that an unfinished matrix has some of every fault. faults None: all and PAIRS.
 
-    Raises UsageError for a fault that is not known, or a severity that not all of them know.
+    Raises UsageError for a fault that is not known, a severity that not all of them know, or an unknown way of observing.
     """
+    check_mode(observe)
     names = list(dict.fromkeys(faults)) if faults else [*all_faults(), *PAIRS]
     for name in names:
         find_fault(name).severity.at(severity)
     if not seeds:
         raise UsageError("a matrix needs one seed or more")
-    return [Order(name, severity, seed, requests, independent) for seed in dict.fromkeys(seeds) for name in names]
+    return [
+        Order(name, severity, seed, requests, independent, observe) for seed in dict.fromkeys(seeds) for name in names
+    ]
 
 
 def finished(folder: Path) -> dict[str, dict[str, Any]]:

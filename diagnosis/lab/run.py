@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.fault import Fault, severity_of
+from diagnosis.lab.observed import check_mode, observe
 from diagnosis.lab.play import Played, play
 from diagnosis.lab.scene import NUM_REQUESTS, Scene, base_scene, reseeded
 from diagnosis.lab.truth import effect, latencies
@@ -37,6 +38,7 @@ class Order:
 
     severity     mild | typical | strong | a number in the fault's unit
     independent  the baseline window is another draw of the traffic; the truth still comes from the paired run
+    observe      full | otlp | client | lossy: what of the rows an observer has (`observed.py`); the truth knows all
     """
 
     fault: str
@@ -44,11 +46,13 @@ class Order:
     seed: int = 1
     requests: int = NUM_REQUESTS
     independent: bool = False
+    observe: str = "full"
 
     def key(self) -> str:
         """Distinct for distinct orders; fit for a file's name."""
         draw = "-independent" if self.independent else ""
-        return f"{self.fault}-{self.severity}-{self.requests}-{self.seed}{draw}"
+        seen = "" if self.observe == "full" else f"-{self.observe}"
+        return f"{self.fault}-{self.severity}-{self.requests}-{self.seed}{draw}{seen}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
     """Play both windows, and what else the truth needs. Raises UsageError for what is not known or makes no sense."""
     fault = find_fault(order.fault)
     severity = fault.severity.at(order.severity)
+    check_mode(order.observe)
     if not 1 <= order.requests <= MOST_REQUESTS:
         raise UsageError(f"a lab run of {order.requests} requests makes no sense; give 1 to {MOST_REQUESTS:,}")
     without = fault.setting(base_scene(fault.requests or order.requests, order.seed), severity)
@@ -85,8 +90,8 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
         baseline = play(reseeded(without, order.seed + OTHER_DRAW), BASELINE)
     return LabRun(
         fault,
-        baseline.tables,
-        suspect.tables,
+        observe(baseline.tables, order.observe, 2 * order.seed),
+        observe(suspect.tables, order.observe, 2 * order.seed + 1),
         _truth(fault, severity, order, without, with_fault, suspect, attribution),
     )
 
@@ -151,6 +156,7 @@ def _truth(
         "seed": order.seed,
         "requests": fault.requests or order.requests,
         "independent_baseline": order.independent or not fault.is_paired,
+        "observed": order.observe,
         "metric": fault.metric,
         "subject": {"kind": kind, "id": name},
         "interval": None if fault.expected.is_silent else {"start_ns": begins_ns, "end_ns": suspect.end_ns},
