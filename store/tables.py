@@ -147,4 +147,89 @@ SQL_AUDIT: Final = sa.Table(
 )
 """Every SQL text that people ran, and how it ended (ok, refused, killed, failed)."""
 
-RELATIONAL: Final = (SENDER, BATCH_RANGE, BATCH_JOURNAL, KIND_STATE, SEAL_LOG, SETTING, SQL_AUDIT, RUN)
+ALERT: Final = sa.Table(
+    "alert",
+    METADATA,
+    sa.Column("alert_id", sa.String, nullable=False),
+    sa.Column("fingerprint", sa.String, nullable=False),
+    sa.Column("origin", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("labels", sa.String, nullable=False),
+    sa.Column("annotations", sa.String, nullable=False),
+    sa.Column("starts_ns", sa.BigInteger, nullable=False),
+    sa.Column("claimed_until_ns", sa.BigInteger, nullable=False),
+    sa.Column("looks", sa.BigInteger, nullable=False),
+    sa.Column("baseline", sa.String),
+    sa.Column("fired_ns", sa.BigInteger),
+    sa.Column("last_seen_ns", sa.BigInteger, nullable=False),
+    sa.Column("ends_ns", sa.BigInteger),
+    sa.Column("updated_ns", sa.BigInteger, nullable=False),
+)
+"""One row an episode of an alert (pending, firing, resolved, dismissed); labels and annotations are JSON objects."""
+
+SILENCE: Final = sa.Table(
+    "silence",
+    METADATA,
+    sa.Column("silence_id", sa.String, nullable=False),
+    sa.Column("matchers", sa.String, nullable=False),
+    sa.Column("starts_ns", sa.BigInteger, nullable=False),
+    sa.Column("ends_ns", sa.BigInteger, nullable=False),
+    sa.Column("created_by", sa.String, nullable=False),
+    sa.Column("comment", sa.String, nullable=False),
+)
+"""What is not told to anybody for a while; matchers are a JSON list of texts such as `worker="w1"`."""
+
+ALERT_GROUP: Final = sa.Table(
+    "alert_group",
+    METADATA,
+    sa.Column("receiver", sa.String, nullable=False),
+    sa.Column("group_key", sa.String, nullable=False),
+    sa.Column("labels", sa.String, nullable=False),
+    sa.Column("first_ns", sa.BigInteger, nullable=False),
+    sa.Column("told_ns", sa.BigInteger),
+    sa.Column("told", sa.String, nullable=False),
+)
+"""What a receiver was last told of a group of alerts: a JSON object, alert_id to state."""
+
+ALERT_DELIVERY: Final = sa.Table(
+    "alert_delivery",
+    METADATA,
+    sa.Column("delivery_id", sa.String, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("receiver", sa.String, nullable=False),
+    sa.Column("group_key", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("content_type", sa.String, nullable=False),
+    sa.Column("body", sa.String, nullable=False),
+    sa.Column("created_ns", sa.BigInteger, nullable=False),
+    sa.Column("attempts", sa.BigInteger, nullable=False),
+    sa.Column("next_ns", sa.BigInteger, nullable=False),
+    sa.Column("ended_ns", sa.BigInteger),
+    sa.Column("message", sa.String),
+)
+"""The outbox: one row a message to a receiver (waiting, delivered, dead). Written with what it tells, in one transaction."""
+
+FINDING: Final = sa.Table(
+    "finding",
+    METADATA,
+    sa.Column("finding_id", sa.BigInteger, nullable=False),
+    sa.Column("made_ns", sa.BigInteger, nullable=False),
+    sa.Column("document", sa.String, nullable=False),
+)
+"""Verdicts in short, as JSON, by number: those that people asked for, and those that the evaluator made."""
+
+RELATIONAL: Final = (
+    SENDER,
+    BATCH_RANGE,
+    BATCH_JOURNAL,
+    KIND_STATE,
+    SEAL_LOG,
+    SETTING,
+    SQL_AUDIT,
+    RUN,
+    ALERT,
+    SILENCE,
+    ALERT_GROUP,
+    ALERT_DELIVERY,
+    FINDING,
+)

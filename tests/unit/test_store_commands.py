@@ -40,7 +40,7 @@ def test_migrate_makes_a_database_and_says_what_it_applied(kvscope, tmp_path):
     path = tmp_path / "new.duckdb"
     code, out, _ = kvscope("store", "migrate", "--store", path)
     assert code == 0
-    assert "applied 0001_events, 0002_bookkeeping, 0003_runs" in out
+    assert "applied 0001_events, 0002_bookkeeping, 0003_runs, 0004_alerts" in out
     code, out, err = kvscope("store", "migrate", "--store", path, "--json")
     assert (code, json.loads(out), err) == (0, {"store": str(path), "applied": []}, "")
 
