@@ -50,7 +50,7 @@ BOUNDED: Final = {
     "model": "as worker",
     "hit": "hit, partial, miss; empty: not known (no block size, or no cached tokens told)",
     "reused": "some, none",
-    "state": "of a request: finished, failed, aborted, rejected; of a KV block: used, cached, reserved, free",
+    "state": "of a request: finished, failed, aborted, rejected; of a KV block: used, cached, free",
     "status": "HTTP status codes; empty: not told",
     "reason": "a closed list; of refused batches the names of the errors",
     "slo": "names of SLOs of the settings",
@@ -78,6 +78,25 @@ BOUNDED: Final = {
 """Label -> what bounds its values."""
 
 REQUEST_LABELS: Final = ("vantage", "worker", "model")
+
+LATENCY_BOUNDS_S: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+"""Upper bounds (s) of the latency histograms: from one token of a small model to a long batch answer."""
+BLOCK_BOUNDS_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 43200.0)
+"""Of the life of KV blocks, which may lie unused for hours."""
+COUNT_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+"""Of requests in a batch."""
+TOKEN_BOUNDS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0)
+"""Of tokens in a batch."""
+
+
+def le(bound: float, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> str:
+    """The label `le` of a bucket; ValueError for a bound that the histograms do not have."""
+    if bound not in bounds:
+        raise ValueError(f"there is no bucket up to {bound}; there are {', '.join(map(str, bounds))}")
+    return repr(float(bound))
 
 
 def _counter(name: str, doc: str, *labels: str) -> Family:
@@ -208,11 +227,14 @@ GPU_MEMORY: Final = _gauge("gpu_memory_utilization_ratio", "newest step: share o
 
 KV_BLOCKS: Final = _gauge(
     "kv_blocks",
-    "newest step: blocks used by live requests, cached and unreferenced, reserved, free; free where the others are told",
+    "newest step: blocks used by live requests, cached (unreferenced, reusable), free; they sum to the capacity",
     "worker",
     "state",
 )
 KV_CAPACITY: Final = _gauge("kv_capacity_blocks", "usable KV blocks", "worker")
+KV_RESERVED: Final = _gauge(
+    "kv_reserved_blocks", "newest step: blocks held back (watermark, in flight); not a state of its own", "worker"
+)
 KV_USAGE: Final = _gauge("kv_usage_ratio", "blocks of live requests over all usable ones, newest step", "worker")
 KV_WASTED_SLOTS: Final = _gauge("kv_wasted_slots", "newest step: token slots allocated and unused", "worker")
 KV_FRAGMENTATION: Final = _gauge(
