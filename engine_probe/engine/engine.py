@@ -20,6 +20,7 @@ from engine_probe.engine.kv_listeners import KvListeners
 from engine_probe.engine.kv_manager import KvListener, KvManager
 from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence, State
+from engine_probe.engine.speculation import keep_accepted
 from engine_probe.errors import PromptRefused, UsageError
 from engine_probe.recorder import MAX_REPEAT, Recorder
 
@@ -188,6 +189,8 @@ class Engine:
             until_ns = self._nothing_until_ns(until_ns, planned_ns)
         steps = self._equal_steps(schedule, until_ns)
         result = self.executor.execute(plan, max_steps=steps, until_ns=until_ns)
+        if result.accepted:
+            result = keep_accepted(self, plan, result)
         outputs = self._take_in(plan, result, begin_ns)
         self.flight.end_step(self, schedule, result, (planned_ns - begin_ns) / 1e9)
         for output in outputs:
@@ -290,7 +293,8 @@ class Engine:
         for index, sequence in enumerate(plan.emitting):
             sequence.num_output += steps
             if result.tokens is None:
-                tokens: Items[int] = (COUNTED,) * steps
+                more = result.accepted[index] if index < len(result.accepted) else 0
+                tokens: Items[int] = (COUNTED,) * (steps + more)
             else:
                 tokens = (result.tokens[index],)
                 sequence.token_ids.append(tokens[0])

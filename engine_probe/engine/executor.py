@@ -62,6 +62,7 @@ class StepResult:
     forward_s, sample_s   s; NaN where not measured apart
     load_s                moving KV between host and device, s
     checks                columns of `check` rows, where the packed batch of this step was checked
+    num_drafted, accepted   drafts of each decode that this step verified; [len(plan.decodes)] of them, accepted. Nothing: it did not speculate
     max_seq_len, wasted_slots   longest context of the batch, tokens; slots of its last blocks that hold no token; None: not told
     """
 
@@ -73,6 +74,8 @@ class StepResult:
     checks: Items[Mapping[str, Any]] = ()
     max_seq_len: int | None = None
     wasted_slots: int | None = None
+    num_drafted: int = 0
+    accepted: Items[int] = ()
 
 
 class Executor(Protocol):

@@ -192,7 +192,7 @@ class Flight:
                 num_waiting_prefill=waiting.num_new + awaiting,
                 num_waiting_decode=waiting.num_again,
                 prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
-                decode_tokens=len(plan.decodes),
+                decode_tokens=len(plan.decodes) + sum(result.accepted),
                 recomputed_tokens=sum(chunk.num_recomputed for chunk in plan.prefills),
                 num_preempted=preempted,
                 blocks_total=pool.num_blocks,

@@ -265,6 +265,7 @@ def blocks_are_where_they_are_said_to_be(worker: str, run: Run) -> None:
     """What is hit or evicted was there, its parent is the block before it, ages are true, an eviction names whom it was for."""
     requests = {row["request_id"]: row for row in run.requests}
     resident: dict[int, int] = {}
+    in_tier: set[int] = set()
     found: Counter[str] = Counter()
     last_ns = num_evicted = num_late = 0
     steps = run.steps.get(worker, [])
@@ -272,7 +273,10 @@ def blocks_are_where_they_are_said_to_be(worker: str, run: Run) -> None:
         name, at_ns = row["block_hash"], row["at_ns"]
         assert at_ns >= last_ns
         last_ns = at_ns
-        if row["change"] == "stored":
+        if row["tier"] == "host" and row["change"] in ("offloaded", "evicted"):
+            assert (name in in_tier) == (row["change"] == "evicted")
+            in_tier ^= {name}
+        elif row["change"] == "stored":
             blocks = list(run.calls[row["request_id"]].blocks)
             index = blocks.index(name)
             assert row["parent_hash"] == (blocks[index - 1] if index else None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine_probe.engine.block_pool import Evicted
-from engine_probe.engine.fleet.build import FleetSettings, build_fleet
+from engine_probe.engine.fleet.build import FleetSettings, build_fleet, recorders
 from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Tier, TierSettings
 from engine_probe.engine.fleet.virtual_fleet import Patience
 from engine_probe.engine.roofline.hardware import find_hardware
@@ -51,6 +51,25 @@ def test_a_tier_keeps_what_was_given_up_last_and_matches_in_a_row() -> None:
     assert tier.match([1, 2], 0) == 0
     tier.cleared(0)
     assert tier.match([2], 0) == 0
+
+
+def test_a_tier_tells_what_it_takes_in_and_gives_up() -> None:
+    """Offloaded blocks less those that it gave up are what its size holds; counters end at the bytes of both directions."""
+    sink = MemorySink()
+    built = build_fleet(fleet(num_workers=1, num_blocks=200, tier=TierSettings(num_blocks=150)), sink)
+    built.run(TRAFFIC.calls())
+    for recorder in recorders(built):
+        recorder.close()
+    told = [(row["change"], row["block_hash"]) for row in sink.table("block").to_pylist() if row["tier"] == "host"]
+    taken, given = ([block for change, block in told if change == which] for which in ("offloaded", "evicted"))
+    assert len(taken) - len(given) == 150
+    assert set(given) <= set(taken)
+    loaded = sum(change == "loaded" for change, _ in told)
+    moved = sum(row["num_bytes"] for row in sink.table("transfer").to_pylist())
+    samples = {row["name"]: row["value"] for row in sink.table("sample").to_pylist()}
+    assert loaded > 0
+    assert 0 < samples["tier_read_bytes_total"] <= moved
+    assert 0 < samples["tier_written_bytes_total"] <= len(taken) * moved / loaded
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from engine_probe.engine.host_costs import HostCosts
 from engine_probe.engine.kv_identity import KvIdentity
 from engine_probe.engine.kv_manager import KvListener
 from engine_probe.engine.roofline.executor import RooflineExecutor
+from engine_probe.engine.roofline.extras import ExtendedExecutor, Extras
 from engine_probe.engine.roofline.hardware import Hardware
 from engine_probe.engine.roofline.model_shape import ModelShape
 from engine_probe.engine.virtual_clock import EPOCH_NS, VirtualClock
@@ -51,6 +52,7 @@ class FleetSettings:
 
     num_blocks   of each worker; None: what the hardware's memory holds
     tier         each worker keeps what its pool gives up in a second tier; handover: some prefill, the others decode
+    extras       what each worker does beside the plain step: speculation, adapters, shapes
     """
 
     shape: ModelShape
@@ -66,6 +68,7 @@ class FleetSettings:
     seed: int = 0
     tier: TierSettings | None = None
     handover: HandoverSettings | None = None
+    extras: Extras | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -178,7 +181,7 @@ def _engine(
     if settings.handover is not None and _role(settings, name) == "decode":
         num_blocks = settings.handover.decode_blocks or num_blocks
     scheduler = settings.engine.scheduler
-    executor = RooflineExecutor(
+    executor = (RooflineExecutor if settings.extras is None else ExtendedExecutor)(
         settings.shape,
         settings.hardware,
         clock,
@@ -188,6 +191,8 @@ def _engine(
         max_batch_tokens=scheduler.max_num_batched_tokens,
         max_seqs=scheduler.max_num_seqs,
     )
+    if isinstance(executor, ExtendedExecutor) and settings.extras is not None:
+        executor.extend(settings.extras, settings.seed * 1000 + int(name[1:]))
     shape = settings.shape
     identity = KvIdentity(shape.name, shape.dtype, shape.kv_dtype)
     config = replace(settings.engine, worker=name, identity=identity, role=_role(settings, name))

@@ -76,12 +76,22 @@ class Link:
 
 
 class Tier:
-    """Blocks that one worker's pool gave up, the longest unused forgotten first (KvListener)."""
+    """Blocks that one worker's pool gave up, the longest unused forgotten first (KvListener).
+
+    What it takes in and gives up are `block` rows (`offloaded`, `evicted`, tier host), bytes in and out the counters of a tier.
+    """
 
     def __init__(self, settings: TierSettings) -> None:
         self.settings = settings
         self.link = Link(settings.bytes_per_s)
         self._held: OrderedDict[int, None] = OrderedDict()
+        self._engine: Engine | None = None
+        self._written = self._read = 0
+        self._next_sample_ns = 0
+
+    def belongs_to(self, engine: Engine) -> None:
+        """Its recorder is told."""
+        self._engine = engine
 
     def __len__(self) -> int:
         return len(self._held)
@@ -103,14 +113,41 @@ class Tier:
         """Nor this."""
 
     def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        new = [block_hash for block_hash in blocks.hashes if block_hash not in self._held]
         for block_hash in blocks.hashes:
             self._held[block_hash] = None
             self._held.move_to_end(block_hash)
+        given_up = []
         while len(self._held) > self.settings.num_blocks:
-            self._held.popitem(last=False)
+            given_up.append(self._held.popitem(last=False)[0])
+        self._tell("offloaded", new, at_ns, cause)
+        self._tell("evicted", given_up, at_ns, cause)
+
+    def loaded(self, count: int, at_ns: int) -> None:
+        """So many of its blocks went to the device."""
+        self._read += count
+        self._sample(at_ns)
 
     def cleared(self, at_ns: int) -> None:
         self._held.clear()
+
+    def _tell(self, change: str, hashes: Items[int], at_ns: int, cause: str | None) -> None:
+        if self._engine is None or not hashes:
+            return
+        self._engine.flight.recorder.block_events(
+            change, hashes, at_ns=at_ns, num_tokens=self._engine.kv.block_size, tier="host", request_id=cause
+        )
+        self._written += len(hashes) if change == "offloaded" else 0
+        self._sample(at_ns)
+
+    def _sample(self, at_ns: int) -> None:
+        """Once a second."""
+        if self._engine is None or at_ns < self._next_sample_ns:
+            return
+        self._next_sample_ns = at_ns + 10**9
+        size = block_bytes(self._engine)
+        for name, count in (("tier_written_bytes_total", self._written), ("tier_read_bytes_total", self._read)):
+            self._engine.flight.recorder.row("sample", at_ns, name=name, value=float(count * size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class TieredFleet(VirtualFleet):
     ) -> None:
         super().__init__(engines, router, **others)
         self._tiers = tiers
+        for tier, engine in zip(tiers, engines, strict=True):
+            tier.belongs_to(engine)
         self._feed = feed
         self._loading: dict[str, tuple[int, int]] = {}
         """Requests whose KV is on its way: (arrival, begin of the load)."""
@@ -79,6 +81,7 @@ class TieredFleet(VirtualFleet):
         engine.num_awaited -= 1
         clock.advance_to(now_ns)
         land(engine, move, call.request_id, "host", _now(engine, now_ns))
+        self._tiers[ask.worker].loaded(len(move.hashes), _now(engine, now_ns))
         if self._feed is not None:
             above = [*call.blocks[max(move.first - 1, 0) : move.first], *move.hashes]
             parents = [None, *above][: len(move.hashes)] if move.first == 0 else above[: len(move.hashes)]

@@ -230,6 +230,7 @@ class VirtualFleet:
         self, call: Call, at_ns: int, attempt: int, spans: Sequence[tuple[str, int, int]], output_tokens: int
     ) -> EngineSequence:
         columns = {
+            "model": call.model,
             "workload": call.workload,
             "session_id": call.session_id,
             "turn": call.turn,

@@ -17,6 +17,7 @@ class Call:
 
     blocks       chain hashes of the full prompt blocks (of the engine's block size)
     token_ids    of the prompt, where it is to be computed and not only counted
+    model        that it asks for: a LoRA adapter's name (None: the model itself)
     prefix_hash  of the prefix that it shares with others; None: it shares none
     """
 
@@ -33,6 +34,7 @@ class Call:
     priority: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     token_ids: Sequence[int] = ()
+    model: str | None = None
 
 
 def made_up_blocks(name: int, count: int, first: int = 0) -> list[int]:

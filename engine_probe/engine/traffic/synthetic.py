@@ -48,6 +48,7 @@ class Traffic:
     shared_ratio         share of the calls that begin with one of them
     own_tokens           of the rest of the prompt; output_tokens: generated
     tenants              names, and how often each calls
+    adapters             LoRA adapters that calls ask for: each shared prefix belongs to one (0: none)
     uncacheable          something that is new every time stands before the shared prefix
     """
 
@@ -64,6 +65,7 @@ class Traffic:
     output_tokens: Lengths = Lengths(32, 128)
     tenants: tuple[tuple[str, float], ...] = ()
     workload: str | None = None
+    adapters: int = 0
     uncacheable: bool = False
     block_size: int = 16
     seed: int = 1
@@ -79,8 +81,8 @@ class Traffic:
             raise UsageError(f"no arrival process '{self.arrivals}' here; known: {', '.join(ARRIVALS)}")
         if not 0 <= self.shared_ratio <= 1:
             raise UsageError(f"shared_ratio is {self.shared_ratio}; expected 0 to 1")
-        if self.groups < 1 or self.shared_tokens < 0 or self.block_size < 1:
-            raise UsageError("groups and block_size are 1 or more, shared_tokens 0 or more")
+        if self.groups < 1 or self.shared_tokens < 0 or self.block_size < 1 or self.adapters < 0:
+            raise UsageError("groups and block_size are 1 or more, shared_tokens and adapters 0 or more")
 
     def calls(self) -> Iterator[Call]:
         """In order of arrival."""
@@ -107,6 +109,7 @@ class Traffic:
                 prefix_hash=mixed(self._name(3, group)) >> 1 if is_shared else None,
                 tenant=tenants.choices(names, weights)[0] if names else None,
                 workload=self.workload,
+                model=f"adapter-{group % self.adapters}" if self.adapters else None,
             )
 
     def _arrivals_ns(self) -> Iterator[int]:
