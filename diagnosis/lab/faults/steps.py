@@ -17,8 +17,8 @@ from diagnosis.lab.scene import (
     with_traffic,
 )
 from engine_probe.engine.fleet.virtual_fleet import VirtualFleet
+from engine_probe.engine.roofline.extras import Adapters, ExtendedExecutor, Extras, Shapes, Speculation
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
-from engine_probe.engine.virtual_clock import VirtualClock
 
 NOT_THE_POOL = ("admission_blocked_on_blocks", "preemption_recompute", "premature_eviction", "prefix_caching_off")
 LONG_RATE = 0.25
@@ -79,17 +79,40 @@ def _uncached(scene: Scene, severity: float) -> Scene:
     return with_engine(scene, prefix_caching=False)
 
 
-def _freezes(scene: Scene, severity: float) -> Scene:
-    """Every ten seconds another worker compiles for `severity` seconds, and does nothing else meanwhile."""
-    for turn in range(int(scene.measured_s / 10)):
+def _shapes(scene: Scene, severity: float) -> Scene:
+    """Steps come in classes of shapes, all of which were compiled in the warm-up or before, for nothing."""
+    return with_fleet(scene, extras=Extras(shapes=Shapes()))
 
-        def freeze(fleet: VirtualFleet, at_ns: int, worker: int = turn % scene.fleet.num_workers) -> None:
-            clock = fleet.engines[worker].clock
-            assert isinstance(clock, VirtualClock)
-            clock.advance(severity)
 
-        scene = with_hook(scene, 5.0 + 10.0 * turn, freeze)
-    return scene
+def _compiles(scene: Scene, severity: float) -> Scene:
+    """What was compiled is lost: the first step of each shape takes the time to compile it."""
+
+    def forget(fleet: VirtualFleet, at_ns: int) -> None:
+        for engine in fleet.engines:
+            assert isinstance(engine.executor, ExtendedExecutor)
+            engine.executor.extras = Extras(shapes=Shapes(compile_s=severity))
+            engine.executor.forget_shapes()
+
+    return with_hook(scene, 0.0, forget)
+
+
+def _adapted(scene: Scene, severity: float) -> Scene:
+    """Calls ask for twelve adapters, and each worker has a slot for each."""
+    return with_fleet(with_traffic(scene, adapters=12), extras=Extras(adapters=Adapters(slots=12)))
+
+
+def _few_slots(scene: Scene, severity: float) -> Scene:
+    return with_fleet(scene, extras=Extras(adapters=Adapters(slots=int(severity))))
+
+
+def _speculating(scene: Scene, severity: float) -> Scene:
+    """Long answers, most of whose drafts are accepted."""
+    long = at_rate(with_traffic(scene, output_tokens=Lengths(64, 192)), 24.0)
+    return with_fleet(long, extras=Extras(speculation=Speculation(acceptance=0.8)))
+
+
+def _refused(scene: Scene, severity: float) -> Scene:
+    return with_fleet(scene, extras=Extras(speculation=Speculation(acceptance=severity)))
 
 
 def _least_loaded(scene: Scene, severity: float) -> Scene:
@@ -143,10 +166,30 @@ FAULTS = (
     Fault(
         "recompile",
         "steps",
-        "Every ten seconds a worker stands still to compile",
-        Severity(1.0, 2.0, 4.0, "seconds each time"),
+        "What was compiled is lost: the first step of each shape stands still until it is compiled again",
+        Severity(0.15, 0.3, 0.6, "seconds to compile a shape"),
         Expected(("recompile",), (), ("load_step", "length_shift", "mix_shift", *NOT_THE_POOL)),
-        _freezes,
+        _compiles,
+        _shapes,
+    ),
+    Fault(
+        "adapter_swap",
+        "steps",
+        "More LoRA adapters are asked for than a worker has slots: they are swapped in again and again",
+        Severity(6, 4, 2, "adapter slots of each worker, 12 before"),
+        Expected(("adapter_swap",), (), ("load_step", "length_shift", "mix_shift", "slow_steps", *NOT_THE_POOL)),
+        _few_slots,
+        _adapted,
+    ),
+    Fault(
+        "speculation_collapse",
+        "steps",
+        "Drafts are hardly accepted any more: each step gives one token where it gave three (TPOT)",
+        Severity(0.6, 0.4, 0.2, "share of the drafts that is accepted, 0.8 before"),
+        Expected(("speculation_collapse",), (), ("load_step", "length_shift", "mix_shift", *NOT_THE_POOL)),
+        _refused,
+        _speculating,
+        metric="tpot",
     ),
     Fault(
         "prefix_caching_off",
