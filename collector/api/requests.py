@@ -11,10 +11,12 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
-from collector.request_queries import FILTERS, RequestFilter, get_request, list_requests
+from collector.perfetto.export import trace_of_request, trace_of_requests
+from collector.request_queries import FILTERS, Page, RequestFilter, get_request, list_requests
 from collector.request_timeline import timeline
 from collector.services import Services, services_of
 from engine_probe.errors import NotFound, UsageError
+from store.interface import Window
 
 router = APIRouter(prefix="/api/v1", tags=["requests"])
 
@@ -135,6 +137,16 @@ class Timeline(BaseModel):
     truncated: list[str] = Field(description="what was left out of: rows, routes, transfers, blocks, steps, marks")
 
 
+class PerfettoTrace(BaseModel):
+    """Chrome trace-event JSON: ui.perfetto.dev and chrome://tracing open it."""
+
+    displayTimeUnit: Literal["ms"]
+    otherData: dict[str, Any] = Field(
+        description="origin_ns: the instant of ts 0; requests; window; truncated: kinds of which not all rows are drawn"
+    )
+    traceEvents: list[dict[str, Any]] = Field(description="ts and dur in microseconds")
+
+
 class FilterParams(BaseModel):
     """Columns to narrow a list by, each to one value; the least values that a request must reach."""
 
@@ -210,6 +222,35 @@ async def get_timeline(
 
 
 @router.get(
+    "/requests/{request_id:path}/perfetto",
+    summary="The course of one request as a trace file",
+    responses={200: {"model": PerfettoTrace}, **problems.responses(*READ_ERRORS, NotFound)},
+)
+async def get_request_trace(
+    request: Request, request_id: Annotated[str, Path(max_length=1000)], window: WindowText = None
+) -> Response:
+    """Its phases, tokens, routing and transfers, the steps and blocks of its workers, and the requests that shared them."""
+    services = services_of(request)
+    return answer(
+        await services.reads.run("/api/v1/requests/{id}/perfetto", _one, services, trace_of_request, request_id, window)
+    )
+
+
+@router.get(
+    "/perfetto",
+    summary="A page of requests as a trace file",
+    responses={200: {"model": PerfettoTrace}, **problems.responses(*READ_ERRORS, NotFound)},
+)
+async def get_trace(request: Request, params: Annotated[FilterParams, Query()]) -> Response:
+    """The requests that `/api/v1/requests` would list, drawn with the steps, blocks and routes around them."""
+    services = services_of(request)
+    limit = limit_of(services, params.limit)
+    if params.state == "open":
+        raise UsageError("requests that are still open have no course to draw yet", state="open")
+    return answer(await services.reads.run("/api/v1/perfetto", _trace, services, params, limit))
+
+
+@router.get(
     "/requests/{request_id:path}",
     summary="All that is stored of one request",
     responses={200: {"model": RequestRows}, **problems.responses(*READ_ERRORS, NotFound)},
@@ -222,7 +263,17 @@ async def get_one(
     return answer(await services.reads.run("/api/v1/requests/{id}", _one, services, get_request, request_id, window))
 
 
+def _trace(services: Services, params: FilterParams, limit: int) -> dict[str, Any]:
+    page, window = _listed(services, params, limit)
+    return trace_of_requests(services.store, [row["request_id"] for row in page.rows], window)
+
+
 def _page(services: Services, params: FilterParams, limit: int) -> dict[str, Any]:
+    page, window = _listed(services, params, limit)
+    return {"window": str(window), "requests": page.rows, "next_cursor": page.next_cursor}
+
+
+def _listed(services: Services, params: FilterParams, limit: int) -> tuple[Page, Window]:
     window = window_of(services, params.window)
     least = {
         "ttft": params.min_ttft_s,
@@ -240,8 +291,7 @@ def _page(services: Services, params: FilterParams, limit: int) -> dict[str, Any
         limit,
         params.cursor,
     )
-    page = list_requests(services.store, wanted)
-    return {"window": str(window), "requests": page.rows, "next_cursor": page.next_cursor}
+    return list_requests(services.store, wanted), window
 
 
 def _one(services: Services, ask: Any, request_id: str, window: str | None) -> Any:

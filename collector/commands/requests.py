@@ -11,6 +11,7 @@ import typer
 
 from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
+from collector.perfetto.file import PerfettoOption, write_trace
 from engine_probe.errors import UsageError
 from engine_probe.events import column
 
@@ -21,7 +22,6 @@ WindowOption = Annotated[
     str | None,
     typer.Option(help="A run's name, START/END or NAME@START/END.", show_default="all live rows"),
 ]
-
 _COLUMNS: Final = (
     "request_id",
     "vantage",
@@ -63,12 +63,13 @@ def list_(
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Most rows.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Go on where the last page ended.")] = None,
+    perfetto: PerfettoOption = None,
     store: StoreOption = DEFAULT_STORE,
     url: UrlOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List requests, newest first; unknown values come last."""
+    """List requests, newest first; unknown values come last. --perfetto draws those of the list and what went on around them."""
     narrowed = {
         "worker": worker,
         "model": model,
@@ -85,16 +86,20 @@ def list_(
                 f"there is no {name} {equal[name]!r}; the words are {', '.join(known)}", **{name: equal[name]}
             )
 
+    asked = {"window": window, "sort": sort, "order": "asc" if ascending else "desc", "limit": limit, "cursor": cursor}
+
     def from_collector(client: CollectorClient) -> dict[str, Any]:
-        order = "asc" if ascending else "desc"
-        asked = {"window": window, "sort": sort, "order": order, "limit": limit, "cursor": cursor, **equal}
-        found: dict[str, Any] = client.get("/api/v1/requests", asked)
+        path = "/api/v1/requests" if perfetto is None else "/api/v1/perfetto"
+        found: dict[str, Any] = client.get(path, {**asked, **equal})
         return found
 
     def from_store() -> dict[str, Any]:
-        return _list_from_store(store, window, equal, sort, not ascending, limit, cursor)
+        return _list_from_store(store, window, equal, sort, not ascending, limit, cursor, draw=perfetto is not None)
 
     page = ask(store, url, token, from_store, from_collector)
+    if perfetto is not None:
+        write_trace(page, perfetto, as_json)
+        return
     if as_json:
         emit_json(page)
         return
@@ -113,12 +118,26 @@ def list_(
 def show(
     request_id: Annotated[str, typer.Argument(help="Id of the request.")],
     window: WindowOption = None,
+    perfetto: PerfettoOption = None,
     store: StoreOption = DEFAULT_STORE,
     url: UrlOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the course of one request: instants, phases, routing, blocks, steps. --json has every column too."""
+    """Show the course of one request: instants, phases, routing, blocks, steps. --json has every column too.
+
+    --perfetto draws it on a time axis, with the steps of its workers and the requests that shared them.
+    """
+    if perfetto is not None:
+        drawn = ask(
+            store,
+            url,
+            token,
+            lambda: _trace_from_store(store, request_id, window),
+            lambda client: client.get(f"{client.path('/api/v1/requests', request_id)}/perfetto", {"window": window}),
+        )
+        write_trace(drawn, perfetto, as_json)
+        return
 
     def from_collector(client: CollectorClient) -> tuple[dict[str, Any], dict[str, Any]]:
         path = client.path("/api/v1/requests", request_id)
@@ -141,9 +160,11 @@ def _list_from_store(
     descending: bool,
     limit: int,
     cursor: str | None,
+    draw: bool,
 ) -> dict[str, Any]:
     import time
 
+    from collector.perfetto.export import trace_of_requests
     from collector.request_queries import RequestFilter, list_requests
     from diagnosis.windows import parse_window
     from store.interface import Window
@@ -152,6 +173,8 @@ def _list_from_store(
     with open_store(url, read_only=True) as store:
         chosen = Window() if window is None else parse_window(window, store, time.time_ns())
         page = list_requests(store, RequestFilter(chosen, equal, {}, sort, descending, limit, cursor))
+        if draw:
+            return trace_of_requests(store, [row["request_id"] for row in page.rows], chosen)
         answer = {"window": str(chosen), "requests": page.rows, "next_cursor": page.next_cursor}
         return answer if page.rows else {**answer, "runs": list(store.runs())}
 
@@ -167,6 +190,18 @@ def _show_from_store(url: str, request_id: str, window: str | None) -> tuple[dic
     with open_store(url, read_only=True) as store:
         chosen = None if window is None else parse_window(window, store, time.time_ns())
         return timeline(store, request_id, chosen), get_request(store, request_id, chosen)
+
+
+def _trace_from_store(url: str, request_id: str, window: str | None) -> dict[str, Any]:
+    import time
+
+    from collector.perfetto.export import trace_of_request
+    from diagnosis.windows import parse_window
+    from store.open import open_store
+
+    with open_store(url, read_only=True) as store:
+        chosen = None if window is None else parse_window(window, store, time.time_ns())
+        return trace_of_request(store, request_id, chosen)
 
 
 def _why_empty(page: dict[str, Any]) -> str:
