@@ -25,6 +25,9 @@
     +-- DiagnosisError        diagnosis: judging
     |   +-- BadWindow            the window is empty, unknown, or makes no sense
     +-- AlertError            alerts
+    |   +-- AlertMisuse          a matcher, a silence, a rule or a receiver that makes no sense
+    |   +-- AddressRefused       a webhook leads to an address that is not allowed
+    |   +-- DeliveryFailed       a receiver could not be reached, or did not take the message
     +-- PublishError          dashboards
     +-- UsageError            collector: a command or a setting that makes no sense
     +-- CollectorError        collector: the border of the service
@@ -38,6 +41,8 @@
         +-- NotReady             starting, or draining before it stops
         +-- CollectorUnreachable no collector answers at the address
         +-- CannotListen         the address is in use, or not allowed
+        +-- BackendUnreachable   no OTLP backend takes spans at the address
+        +-- BackendRefused       an OTLP backend answers that it will not take them
 
 `http_status` and `exit_code` say how the border shows an error (problem+json, process exit); `title` is its short
 constant name. No error exits with 1: that is the word of a verb that did its work and found something. An error is 2
@@ -211,6 +216,25 @@ class AlertError(KvscopeError):
     title = "Alert failed"
 
 
+class AlertMisuse(AlertError):
+    http_status = 400
+    exit_code = EXIT_MISUSE
+    title = "Alerting makes no sense"
+
+
+class AddressRefused(AlertError):
+    http_status = 403
+    exit_code = EXIT_MISUSE
+    title = "Address refused"
+
+
+class DeliveryFailed(AlertError):
+    """Facts: status (HTTP, None where nothing answered), is_final (no sense in trying again), retry_after_s."""
+
+    http_status = 502
+    title = "Delivery failed"
+
+
 class PublishError(KvscopeError):
     http_status = 502
     exit_code = EXIT_UNREACHABLE
@@ -288,3 +312,17 @@ class CollectorUnreachable(CollectorError):
 class CannotListen(CollectorError):
     exit_code = EXIT_UNREACHABLE
     title = "Cannot listen"
+
+
+class BackendUnreachable(CollectorError):
+    http_status = 502
+    exit_code = EXIT_UNREACHABLE
+    title = "OTLP backend not reachable"
+
+
+class BackendRefused(CollectorError):
+    """The backend answered, and will not take the spans. Facts: url, status."""
+
+    http_status = 502
+    exit_code = EXIT_UNREACHABLE
+    title = "OTLP backend refuses"

@@ -1,0 +1,1 @@
+"""What the evaluator looks for: one file a check."""

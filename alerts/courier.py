@@ -1,0 +1,191 @@
+"""Brings messages from the outbox to their receivers: at least once, in order, for as long as it takes - or to the dead letters.
+
+A message is deleted from nobody's books before the receiver answered 2xx. If the collector dies between that answer and the note
+of it, the message is sent again under the same `webhook-id`: that is why it is at least once and not exactly once. A receiver's
+messages go one after the other, so an end never overtakes its beginning; receivers do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from threading import Event, Lock, Thread
+from typing import Final
+
+from alerts.address_guard import Resolve
+from alerts.post import post
+from alerts.receivers import Receiver
+from alerts.signature import headers as signed
+from engine_probe.errors import AddressRefused, AlertError, AlertMisuse, DeliveryFailed, KvscopeError
+from store.alert_book import AlertBook
+from store.alert_rows import Changes, Delivery
+
+log = logging.getLogger(__name__)
+
+NS: Final = 1_000_000_000
+AT_ONCE: Final = 8
+"""Receivers that are sent to at the same time."""
+MOST_WAITING: Final = 10_000
+"""Waiting messages that one round reads, so that a receiver that is away for long hides no other."""
+_USER_AGENT: Final = "kvscope"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Retries: the first after `first_s`, each after twice the time up to `limit_s`; dead after `give_up_s`."""
+
+    first_s: float = 1.0
+    limit_s: float = 300.0
+    give_up_s: float = 86_400.0
+
+
+class Courier:
+    """A thread that sends what is due. `wake` makes it look at once."""
+
+    def __init__(
+        self,
+        book: AlertBook,
+        receivers: Sequence[Receiver],
+        patience: Patience,
+        *,
+        on_end: Callable[[str, str], None] = lambda *_: None,
+        clock: Callable[[], int] = time.time_ns,
+        jitter: Callable[[], float] = random.random,
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._book, self._patience = book, patience
+        self._receivers: Mapping[str, Receiver] = {receiver.name: receiver for receiver in receivers}
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._on_end, self._clock, self._jitter, self._resolve = on_end, clock, jitter, resolve
+        self._woken, self._stopping, self._lock = Event(), Event(), Lock()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Begin, with what an earlier process left."""
+        self._thread = Thread(target=self._run, name="kvscope-courier", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """Let what is being sent end; the rest stays in the outbox."""
+        self._stopping.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._woken.set()
+
+    def run_once(self) -> float | None:
+        """Send what is due; seconds until something is due again, None where nothing waits."""
+        with self._lock, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvscope-courier") as pool:
+            queues: dict[str, list[Delivery]] = {}
+            for delivery in self._book.deliveries("waiting", limit=MOST_WAITING):
+                queues.setdefault(delivery.receiver, []).append(delivery)
+            waiting = [pool.submit(self._serve, name, queue) for name, queue in queues.items()]
+            wait(waiting)
+            due = [found for job in waiting if (found := job.result()) is not None]
+        return None if not due else max(0.0, (min(due) - self._clock()) / NS)
+
+    def _serve(self, name: str, queue: Sequence[Delivery]) -> int | None:
+        """A receiver's messages in order, up to the first that has to wait; when that is due, ns."""
+        for delivery in queue:
+            if delivery.next_ns > self._clock():
+                return delivery.next_ns
+            if self._stopping.is_set():
+                return None
+            after = self._try(name, delivery)
+            self._book.save(Changes(deliveries=(after,)))
+            if after.state == "waiting":
+                return after.next_ns
+            self._on_end(name, after.state)
+        return None
+
+    def _try(self, name: str, delivery: Delivery) -> Delivery:
+        """One attempt, and what is true after it."""
+        tried = replace(delivery, attempts=delivery.attempts + 1)
+        try:
+            self._send(name, delivery)
+        except AlertError as error:
+            after = self._failed(tried, error)
+            level = logging.ERROR if after.state == "dead" else logging.WARNING
+            facts = {"delivery_id": delivery.delivery_id, "receiver": name, "attempts": after.attempts}
+            log.log(level, "delivery failed", extra={**facts, "state": after.state, "reason": error.message})
+            return after
+        return replace(tried, state="delivered", ended_ns=self._clock(), message=None)
+
+    def _send(self, name: str, delivery: Delivery) -> None:
+        receiver = self._receivers.get(name)
+        if receiver is None:
+            raise AlertMisuse(f"there is no receiver {name!r} any more; replay it once there is, or drop it")
+        body = delivery.body.encode()
+        sent = {
+            "Content-Type": delivery.content_type,
+            "User-Agent": _USER_AGENT,
+            "Kvscope-Delivery": delivery.delivery_id,
+            "Kvscope-Attempt": str(delivery.attempts + 1),
+        }
+        if receiver.secret is not None:
+            sent |= signed(receiver.secret, delivery.delivery_id, self._clock() // NS, body)
+        post(
+            receiver.target,
+            body,
+            sent,
+            secret_headers={} if receiver.bearer is None else {"Authorization": f"Bearer {receiver.bearer}"},
+            allowed=receiver.networks,
+            timeout_s=receiver.timeout_s,
+            context=self._context(receiver),
+            resolve=self._resolve,
+            now_s=lambda: self._clock() / NS,
+        )
+
+    def _failed(self, tried: Delivery, error: AlertError) -> Delivery:
+        """Again later, or dead: where trying again has no sense, or it was tried for long enough."""
+        now_ns = self._clock()
+        final = isinstance(error, AddressRefused | AlertMisuse) or bool(error.facts.get("is_final"))
+        if final or now_ns - tried.created_ns >= self._patience.give_up_s * NS:
+            return replace(tried, state="dead", ended_ns=now_ns, message=error.message)
+        asked_s = error.facts.get("retry_after_s") if isinstance(error, DeliveryFailed) else None
+        wait_s = backoff_s(self._patience, tried.attempts, self._jitter())
+        wait_s = max(wait_s, min(float(asked_s), self._patience.limit_s)) if asked_s is not None else wait_s
+        return replace(tried, next_ns=now_ns + round(wait_s * NS), message=error.message)
+
+    def _context(self, receiver: Receiver) -> ssl.SSLContext | None:
+        if not receiver.target.startswith("https"):
+            return None
+        if receiver.name not in self._contexts:
+            self._contexts[receiver.name] = ssl.create_default_context(cafile=receiver.ca_file)
+        return self._contexts[receiver.name]
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            wait_s: float | None = None
+            try:
+                wait_s = self.run_once()
+            except KvscopeError as error:
+                log.warning("outbox not read", extra={"reason": error.message})
+                wait_s = self._patience.first_s
+            self._woken.wait(wait_s)
+            self._woken.clear()
+
+
+def backoff_s(patience: Patience, attempts: int, jitter: float) -> float:
+    """Between a half and the whole of first_s * 2^(attempts - 1), at most limit_s: receivers are not all asked at once."""
+    return min(patience.limit_s, patience.first_s * 2.0 ** min(attempts - 1, 40)) * (0.5 + jitter / 2)
+
+
+def deliveries_of(
+    receiver: Receiver, bodies: Sequence[str], delivery_id: str, group_key: str, now_ns: int
+) -> list[Delivery]:
+    """Messages for the outbox; several bodies of one notification are numbered."""
+    ids = [delivery_id] if len(bodies) == 1 else [f"{delivery_id}.{number}" for number in range(1, len(bodies) + 1)]
+    content_type = receiver.content_type if receiver.kind == "generic" else "application/json"
+    return [
+        Delivery(made, receiver.name, group_key, "waiting", content_type, body, now_ns, now_ns)
+        for made, body in zip(ids, bodies, strict=True)
+    ]
