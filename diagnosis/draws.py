@@ -46,6 +46,22 @@ def normal_p(difference: float, spread: float) -> float:
     return 2.0 * NormalDist().cdf(-abs(difference) / spread)
 
 
+def student_p(t: float, freedom: int) -> float:
+    """Two-sided p-value of Student's t with 1 or more degrees of freedom. Source: Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    if not math.isfinite(t):
+        return 0.0
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (cosine, cosine) if freedom % 2 else (1.0, 1.0)
+    for power in range(freedom % 2 + 2, freedom - 1, 2):
+        term *= cosine * cosine * (power - 1) / power
+        total += term
+    if freedom == 1:
+        total = 0.0
+    inside = 2.0 / math.pi * (angle + sine * total) if freedom % 2 else sine * total
+    return min(max(1.0 - inside, 0.0), 1.0)
+
+
 def false_discoveries(p_values: Sequence[float] | F64, alpha: float = FALSE_DISCOVERIES) -> list[bool]:
     """Which of many p-values [m] stand when at most a share alpha of those called real may be false.
 

@@ -6,7 +6,6 @@ can be copied, and names from outside.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from diagnosis.wording import (
     share_words,
     signed,
     tentative,
+    wrapped,
 )
 
 WIDTH = 80
@@ -61,14 +61,7 @@ class _Page:
     width: int
 
     def wrap(self, text: str, indent: int = 0, first: int = 0) -> str:
-        return textwrap.fill(
-            text,
-            self.width,
-            initial_indent=" " * first,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        return wrapped(text, self.width, " " * first, " " * indent)
 
 
 def _about(page: _Page, verdict: Mapping[str, Any]) -> str:

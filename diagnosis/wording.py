@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 BEYOND_NOISE = "beyond noise"
 """A side effect that stands when all of them are looked at together."""
+
+
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s|h|d|[KMGT]i?B)(?!\w))")
+_KEPT = "\N{NO-BREAK SPACE}"
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """The text in lines of at most `width` columns; no word is broken, and no number is parted from its unit ('5 %')."""
+    lines = textwrap.fill(
+        _NUMBER_AND_UNIT.sub(_KEPT, text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace(_KEPT, " ")
 
 
 def seconds(value: float | None) -> str:

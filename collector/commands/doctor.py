@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from collector.doctor.check import Check
 
 DEFAULT_COLLECTOR = "http://127.0.0.1:8321"
-_WRAP: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 SIGNS = {"ok": "ok  ", "note": "note", "warn": "WARN", "fail": "FAIL"}
 
 
@@ -78,6 +75,8 @@ def register(app: typer.Typer) -> None:
 
 def text_of(checks: list[Check], columns: int | None = None) -> str:
     """A block an area; what is to be done stands in lines of its own under its check. `columns`: width of the page."""
+    from diagnosis.wording import wrapped
+
     columns = max(columns or shutil.get_terminal_size((100, 24)).columns, 60)
     width = min(max((len(check.subject) for check in checks), default=0), 24)
     indent = " " * (width + 10)
@@ -85,12 +84,9 @@ def text_of(checks: list[Check], columns: int | None = None) -> str:
     for area in dict.fromkeys(check.area for check in checks):
         lines += ["", area] if lines else [area]
         for check in (check for check in checks if check.area == area):
-            head = f"  {SIGNS[check.state]}  {check.subject:<{width}}  "
-            lines += textwrap.wrap(check.text, columns, initial_indent=head, subsequent_indent=indent, **_WRAP)
+            lines.append(wrapped(check.text, columns, f"  {SIGNS[check.state]}  {check.subject:<{width}}  ", indent))
             if check.do:
-                lines += textwrap.wrap(
-                    check.do, columns, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   ", **_WRAP
-                )
+                lines.append(wrapped(check.do, columns, f"{indent}-> ", f"{indent}   "))
     failed, doubtful = (sum(check.state == state for check in checks) for state in ("fail", "warn"))
     end = f"{failed} failed, {doubtful} to look at." if failed or doubtful else "Nothing is wrong."
     return "\n".join([*lines, "", end])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from diagnosis.draws import false_discoveries
 from diagnosis.experiments.observed import CLASSES, Observed
 from diagnosis.experiments.resampling import Estimate, difference, of_numbers
 from diagnosis.experiments.summary import METRICS, STATISTICS, ArmSummary, goodput_rps, tokens_per_s, values
@@ -221,36 +222,37 @@ def _paid(runs: Sequence[Observed]) -> float | None:
 
 
 def _side_effects(base: ArmSummary, suspect: ArmSummary, slo: Slo) -> list[dict[str, Any]]:
-    """TPOT, E2E, goodput, throughput and failures: baseline, suspect, difference, its interval, and whether it moved."""
-    rows: list[dict[str, Any]] = []
+    """TPOT, E2E, goodput, throughput and failures: baseline, suspect, difference, interval and p-value, and whether it changed.
 
-    def add(name: str, before: float | None, after: float | None, found: Estimate) -> None:
-        rows.append(
-            {
-                "metric": name,
-                "baseline": before,
-                "suspect": after,
-                "difference": found.value,
-                "interval_95": found.interval_95,
-                "changed": direction(found, before) != 0,
-            }
-        )
-
+    Many differences are looked at together, and of twenty that are none one has an interval without 0: a row is `changed`
+    where its p-value stands among all the others' (`draws.false_discoveries`), its interval excludes 0, and it is MATERIAL.
+    None: nothing tells.
+    """
+    rows: list[tuple[str, float | None, float | None, Estimate]] = []
     for metric in ("tpot", "e2e"):
         for name, q in (("mean", None), ("p95", "0.95"), ("p99", "0.99")):
             found = difference([values(r, metric) for r in base.runs], [values(r, metric) for r in suspect.runs], q)
-            add(f"{metric}_{name}_s", base.latency[metric][name].value, suspect.latency[metric][name].value, found)
-    for name, before, after, rate in (
-        ("goodput_rps", base.goodput_rps, suspect.goodput_rps, lambda run: goodput_rps(run, slo)),
-        ("output_tokens_per_s", base.output_tokens_per_s, suspect.output_tokens_per_s, tokens_per_s),
-        ("unfinished_ratio", None, None, lambda run: float((~run.finished).mean())),
+            ends = [arm.latency[metric][name].value for arm in (base, suspect)]
+            rows.append((f"{metric}_{name}_s", ends[0], ends[1], found))
+    for name, rate in (
+        ("goodput_rps", lambda run: goodput_rps(run, slo)),
+        ("output_tokens_per_s", tokens_per_s),
+        ("unfinished_ratio", lambda run: float((~run.finished).mean())),
     ):
         each = [[rate(run) for run in arm.runs] for arm in (base, suspect)]
         found = of_numbers([after - before for before, after in zip(*each, strict=False)])
-        add(
-            name,
-            float(np.mean(each[0])) if before is None else before.value,
-            float(np.mean(each[1])) if after is None else after.value,
-            found,
-        )
-    return rows
+        rows.append((name, float(np.mean(each[0])), float(np.mean(each[1])), found))
+    told = [(name, found.p_value) for name, _, _, found in rows if found.p_value is not None]
+    stands = dict(zip((name for name, _ in told), false_discoveries([p for _, p in told]), strict=True))
+    return [
+        {
+            "metric": name,
+            "baseline": before,
+            "suspect": after,
+            "difference": found.value,
+            "interval_95": found.interval_95,
+            "p_value": found.p_value,
+            "changed": stands[name] and direction(found, before) != 0 if name in stands else None,
+        }
+        for name, before, after, found in rows
+    ]

@@ -13,13 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from diagnosis.bootstrap import repeat_counts, widen
-from diagnosis.draws import interval_95
+from diagnosis.draws import interval_95, student_p
 from diagnosis.quantiles import F64, Counts, descending_order, nearest_rank, tail_indices
 from diagnosis.significance import MIN_FOR_MEAN
 from diagnosis.sufficiency import required_n
@@ -56,11 +56,15 @@ def draws_of(num_repeats: int) -> Draws:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number of an arm, or a difference. interval_95 None: `reason` says why; its upper end inf: a lower bound alone."""
+    """A number of an arm, or a difference. interval_95 None: `reason` says why; its upper end inf: a lower bound alone.
+
+    p_value   of "it is 0", for many that are looked at together; None where there is no two-sided interval
+    """
 
     value: float | None
     interval_95: tuple[float, float] | None = None
     reason: str | None = None
+    p_value: float | None = None
 
     @property
     def is_above_0(self) -> bool:
@@ -83,8 +87,7 @@ def estimate(repeats: Sequence[F64], q: str | None) -> Estimate:
     reason, one_sided = _short_of([pooled.size], q, len(repeats))
     if reason is not None:
         return Estimate(value, None, reason)
-    draws = draws_of(len(repeats))
-    return Estimate(value, _interval(_replicates(repeats, q, draws), draws, one_sided=one_sided))
+    return _told(value, lambda draws: _replicates(repeats, q, draws), draws_of(len(repeats)), one_sided=one_sided)
 
 
 def difference(base: Sequence[F64], suspect: Sequence[F64], q: str | None) -> Estimate:
@@ -100,9 +103,13 @@ def difference(base: Sequence[F64], suspect: Sequence[F64], q: str | None) -> Es
     reason, one_sided = _short_of(sizes, q, repeats)
     if reason is not None:
         return Estimate(value, None, reason)
-    draws = draws_of(repeats)
-    found = _replicates(suspect[:repeats], q, draws) - _replicates(base[:repeats], q, draws)
-    return Estimate(value, _interval(found, draws, one_sided=one_sided))
+    pairs = base[:repeats], suspect[:repeats]
+    return _told(
+        value,
+        lambda draws: _replicates(pairs[1], q, draws) - _replicates(pairs[0], q, draws),
+        draws_of(repeats),
+        one_sided=one_sided,
+    )
 
 
 def of_numbers(numbers: Sequence[float]) -> Estimate:
@@ -147,7 +154,17 @@ def _replicates(repeats: Sequence[F64], q: str | None, draws: Draws) -> F64:
     return np.where(mass.sum(axis=1) > 0, pooled[order[np.clip(index, 0, order.size - 1)]], np.nan)
 
 
-def _interval(values: F64, draws: Draws, *, one_sided: bool) -> tuple[float, float]:
-    drawn = np.repeat(values, draws.ways)
+def _told(value: float, replicates: Callable[[Draws], F64], draws: Draws, *, one_sided: bool) -> Estimate:
+    drawn = np.repeat(replicates(draws), draws.ways)
     drawn = drawn[np.isfinite(drawn)]
-    return interval_95(widen(drawn, draws.num_repeats), one_sided=one_sided)
+    bounds = interval_95(widen(drawn, draws.num_repeats), one_sided=one_sided)
+    return Estimate(value, bounds, None, None if one_sided else _p_value(value, drawn, draws.num_repeats))
+
+
+def _p_value(value: float, drawn: F64, num_repeats: int) -> float:
+    """By Student's t, as the interval is. The variance of draws of m repeats is (m - 1) / m of what it stands for."""
+    error = float(drawn.std()) * math.sqrt(num_repeats / (num_repeats - 1))
+    # What is the same in every draw, to rounding, has no error to be held against.
+    if error <= 1e-12 * max(abs(value), float(np.abs(drawn).max(initial=0.0))):
+        return 1.0 if value == 0.0 else 0.0
+    return student_p(value / error, num_repeats - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from diagnosis.experiments.tables import (
     worker_rows,
 )
 from diagnosis.text import table
-from diagnosis.wording import seconds, signed
+from diagnosis.wording import seconds, signed, wrapped
 
 WIDTH = 80
 
@@ -163,14 +162,7 @@ def _fixed(document: Mapping[str, Any], width: int) -> str:
 
 
 def _wrap(text: str, width: int, indent: int = 0, first: int = 0) -> str:
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=" " * first,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, width, " " * first, " " * indent)
 
 
 def _plain(rows: Sequence[Sequence[str]]) -> str:

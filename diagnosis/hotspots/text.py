@@ -5,12 +5,11 @@ Invariant: no line is wider than asked, but for SQL, which stays on one line so 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis.wording import number, percent, seconds
+from diagnosis.wording import number, percent, seconds, wrapped
 
 WIDTH = 80
 STATUS = {"hotspots": "HOTSPOT", "none": "NO HOTSPOT", "not_observable": "NOT OBSERVABLE HERE"}
@@ -20,19 +19,13 @@ MOST_ROWS = 10
 def render(document: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) -> str:
     """Text of a document (`Hotspots.to_dict()`), `width` columns wide. `sql` False leaves the queries out."""
     parts = [
-        _wrap(f"{STATUS[document['status']]}: {document['verdict']}", width),
+        wrapped(f"{STATUS[document['status']]}: {document['verdict']}", width),
         _about(document, width),
         *(_spot(rank, spot, sql, width) for rank, spot in enumerate(document["hotspots"], 1)),
         _regret(document),
         _cannot_tell(document, width),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _wrap(text: str, width: int, first: str = "", rest: str = "") -> str:
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _instant(at_ns: int) -> str:
@@ -57,7 +50,7 @@ def _about(document: Mapping[str, Any], width: int) -> str:
         f"{document['num_intervals']} intervals of {document['interval_s']:g} s; in an interval without a hotspot one is told "
         f"with a probability of at most {percent(document['false_alarm_rate'])}"
     )
-    return "\n".join([*lines, _wrap(rate, width, "tested    ", " " * 10)])
+    return "\n".join([*lines, wrapped(rate, width, "tested    ", " " * 10)])
 
 
 def _spot(rank: int, spot: Mapping[str, Any], sql: bool, width: int) -> str:
@@ -72,14 +65,14 @@ def _spot(rank: int, spot: Mapping[str, Any], sql: bool, width: int) -> str:
         + {True: ", in the baseline too", False: ", not in the baseline", None: ""}[spot["in_baseline"]],
     ]
     for fact in spot["evidence"]:
-        lines.append(_wrap(fact["statement"], width, "   - ", "     "))
+        lines.append(wrapped(fact["statement"], width, "   - ", "     "))
         if sql and fact["sql"]:
             lines.append(f"     sql: {fact['sql']}")
         if fact["request_ids"]:
-            lines.append(_wrap("requests: " + ", ".join(fact["request_ids"]), width, "     ", "     "))
+            lines.append(wrapped("requests: " + ", ".join(fact["request_ids"]), width, "     ", "     "))
     if spot["because"]:
-        lines.append(_wrap("Why cannot be told: " + spot["because"] + ".", width, "   ", "   "))
-    lines.append(_wrap("Do: " + spot["advice"]["text"], width, "   ", "   "))
+        lines.append(wrapped("Why cannot be told: " + spot["because"] + ".", width, "   ", "   "))
+    lines.append(wrapped("Do: " + spot["advice"]["text"], width, "   ", "   "))
     return "\n".join(lines)
 
 
@@ -112,5 +105,5 @@ def _cannot_tell(document: Mapping[str, Any], width: int) -> str:
     if not document["cannot_tell"]:
         return ""
     return "\n".join(
-        ["Not known here", *(_wrap(what + ".", width, "  - ", "    ") for what in document["cannot_tell"])]
+        ["Not known here", *(wrapped(what + ".", width, "  - ", "    ") for what in document["cannot_tell"])]
     )

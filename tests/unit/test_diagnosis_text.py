@@ -14,7 +14,7 @@ import pytest
 from diagnosis.report import render_markdown
 from diagnosis.text import WIDTH, render, summary, table
 from diagnosis.verdict import LedgerRow, confidence_word
-from diagnosis.wording import interval, listing, metric_name, number, percent, quantile_name, seconds, signed
+from diagnosis.wording import interval, listing, metric_name, number, percent, quantile_name, seconds, signed, wrapped
 from tests.verdicts import change, named, verdict
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -235,3 +235,17 @@ def test_tables_align() -> None:
 if __name__ == "__main__":
     for file, content in shown().items():
         (GOLDEN / file).write_text(content, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("of the slowest 5 % of all", ["of the slowest", "5 % of all"]),
+        ("it took about 12.5 ms longer", ["it took about", "12.5 ms longer"]),
+        ("block has 16 tokens in it", ["block has 16", "tokens in it"]),
+        ("a number with 512 KiB", ["a number with", "512 KiB"]),
+    ],
+)
+def test_no_line_ends_between_a_number_and_its_unit(text: str, lines: list[str]) -> None:
+    """Sixteen columns; a number goes on with its unit, but for words that are none; the space stays an ordinary one."""
+    assert wrapped(text, 16).split("\n") == lines

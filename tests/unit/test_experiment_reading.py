@@ -260,3 +260,26 @@ def test_side_effects_say_what_else_moved() -> None:
     assert rows["e2e_mean_s"]["changed"]
     assert rows["e2e_mean_s"]["difference"] == pytest.approx(0.6)
     assert rows["unfinished_ratio"]["suspect"] == 0
+
+
+@pytest.mark.parametrize(("failed", "p", "changed"), [((11, 14, 20), 0.029, False), ((14, 14, 14), 0.0, True)])
+def test_of_nine_side_effects_one_with_an_interval_without_0_may_be_chance(
+    failed: tuple[int, ...], p: float, changed: bool
+) -> None:
+    """11, 14 and 20 of 140 calls fail: 10.7 %, t = 5.67 of two degrees of freedom, p = 0.029. Of nine rows the smallest needs
+    0.05 / 9 = 0.0056, the two smallest (goodput falls with it) 0.011: chance. The same number in every repeat is none."""
+
+    def failing(repeat: int) -> Observed:
+        calls = [_call(n, repeat, 0.3, state="failed" if n < failed[repeat] else "finished") for n in range(140)]
+        return observed(f"D/{repeat}", calls)
+
+    def whole(repeat: int) -> Observed:
+        return observed(f"B/{repeat}", [_call(n, repeat, 0.3) for n in range(140)])
+
+    rows = {row["metric"]: row for row in compared(whole, failing).side_effects}
+    lost = rows["unfinished_ratio"]
+    assert lost["interval_95"][0] > 0
+    assert lost["p_value"] == pytest.approx(p, abs=1e-3)
+    assert lost["changed"] is changed
+    assert rows["tpot_p99_s"]["p_value"] == 1.0
+    assert len(rows) == 9

@@ -48,6 +48,15 @@ def test_interval_of_a_mean_is_spread_by_student() -> None:
     assert found.interval_95 == pytest.approx((-4.4813, 8.4813), abs=1e-3)
 
 
+def test_p_value_is_students() -> None:
+    """1, 2, 3: mean 2, deviation 1, t = 2 sqrt(3) = 3.4641 of two degrees of freedom: 1 - t / sqrt(t^2 + 2) = 0.0742.
+    Equal numbers have no spread: certain, or nothing."""
+    assert of_numbers([1.0, 2.0, 3.0]).p_value == pytest.approx(0.0742, abs=1e-4)
+    assert of_numbers([0.1, 0.1, 0.1]).p_value == 0.0
+    assert of_numbers([0.0, 0.0, 0.0]).p_value == 1.0
+    assert estimate([np.arange(100, dtype=float)] * 3, "0.99").p_value is None  # a lower bound alone
+
+
 def test_quantile_is_of_all_requests_together() -> None:
     """P50 of 1..10 over two repeats is the fifth: 5."""
     found = estimate(_repeats([1, 3, 5, 7, 9], [2, 4, 6, 8, 10]), "0.5")

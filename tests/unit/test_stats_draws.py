@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from diagnosis.draws import false_discoveries, interval_95, p_value
+from diagnosis.draws import false_discoveries, interval_95, p_value, student_p
 
 
 def test_intervals_and_p_values_of_known_draws():
@@ -17,6 +17,16 @@ def test_intervals_and_p_values_of_known_draws():
     assert p_value(np.arange(1000.0) - 99.0) == pytest.approx(0.2)
     assert 0.0 < p_value(np.random.default_rng(0).normal(8.0, 1.0, 200)) < 1e-9
     assert p_value(np.zeros(100)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (9, 2.262), (30, 2.042)]
+)
+def test_students_tail_is_the_tables(freedom: int, t: float):
+    """Two-sided 5 % points of the printed table; none, and endless, are 1 and 0."""
+    assert student_p(t, freedom) == pytest.approx(0.05, abs=1e-4)
+    assert student_p(-t, freedom) == student_p(t, freedom)
+    assert (student_p(0.0, freedom), student_p(math.inf, freedom)) == (1.0, 0.0)
 
 
 def test_false_discoveries_by_hand():
