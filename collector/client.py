@@ -42,14 +42,24 @@ class CollectorClient:
 
     def post(self, path: str, document: Mapping[str, Any], accept: str) -> bytes:
         """The answer to a JSON document in the media type `accept`. Raises as `get` does."""
-        answer = self._send("POST", path, json=dict(document), headers={**self._headers, "Accept": accept})
+        return self._bytes(
+            self._send("POST", path, json=dict(document), headers={**self._headers, "Accept": accept}), accept
+        ).content
+
+    def get_bytes(self, path: str, params: Mapping[str, Any], accept: str) -> tuple[bytes, Mapping[str, str]]:
+        """(body, headers) of an answer in the media type `accept`. Raises as `get` does."""
+        asked = {name: value for name, value in params.items() if value is not None}
+        answer = self._bytes(self._send("GET", path, params=asked, headers={**self._headers, "Accept": accept}), accept)
+        return answer.content, answer.headers
+
+    def _bytes(self, answer: httpx.Response, accept: str) -> httpx.Response:
         if not answer.headers.get("content-type", "").startswith(accept):
             self._json(answer)
             raise CollectorUnreachable(
-                f"the collector at {self.url} does not answer {path} as {accept}; it is of another release",
+                f"the collector at {self.url} does not answer {answer.url.path} as {accept}; it is of another release",
                 url=self.url,
             )
-        return answer.content
+        return answer
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         request.setdefault("headers", self._headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
+from collector.otlp_answer import PROTOBUF
+from collector.otlp_export.page import CURSOR_HEADER, PAGE_ROWS, ROWS_HEADER, SpanPage, span_page
 from collector.perfetto.export import trace_of_request, trace_of_requests
 from collector.request_queries import FILTERS, Page, RequestFilter, get_request, list_requests
 from collector.request_timeline import timeline
@@ -186,6 +188,21 @@ class FilterParams(BaseModel):
     cursor: str | None = Field(None, max_length=2000)
 
 
+class SpanParams(BaseModel):
+    """Which requests leave as spans."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    window: WindowText = None
+    worker: str | None = None
+    model: str | None = None
+    vantage: Literal["engine", "client", "router"] | None = None
+    cursor: str | None = Field(None, max_length=2000)
+
+
+SPAN_FILTERS: Final = ("worker", "model", "vantage")
+
+
 @router.get(
     "/requests",
     summary="A page of requests, or those that are open now",
@@ -251,6 +268,28 @@ async def get_trace(request: Request, params: Annotated[FilterParams, Query()]) 
 
 
 @router.get(
+    "/otlp",
+    summary="A page of requests as OpenTelemetry spans",
+    response_class=Response,
+    responses={
+        200: {
+            "description": f"an ExportTraceServiceRequest; {CURSOR_HEADER} continues the page, {ROWS_HEADER} counts requests",
+            "content": {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **problems.responses(*READ_ERRORS),
+    },
+)
+async def get_spans(request: Request, params: Annotated[SpanParams, Query()]) -> Response:
+    """The body that an OTLP/HTTP backend takes at `/v1/traces`: a span a request and vantage, a child a phase. In order of arrival."""
+    services = services_of(request)
+    page = await services.reads.run("/api/v1/otlp", _spans, services, params)
+    headers = {ROWS_HEADER: str(page.num_rows)}
+    if page.next_cursor is not None:
+        headers[CURSOR_HEADER] = page.next_cursor
+    return Response(page.body, media_type=PROTOBUF, headers=headers)
+
+
+@router.get(
     "/requests/{request_id:path}",
     summary="All that is stored of one request",
     responses={200: {"model": RequestRows}, **problems.responses(*READ_ERRORS, NotFound)},
@@ -261,6 +300,13 @@ async def get_one(
     """Its rows of every vantage and attempt, routing decisions and transfers. Without a window all rows are searched."""
     services = services_of(request)
     return answer(await services.reads.run("/api/v1/requests/{id}", _one, services, get_request, request_id, window))
+
+
+def _spans(services: Services, params: SpanParams) -> SpanPage:
+    equal = {column: value for column in SPAN_FILTERS if (value := getattr(params, column)) is not None}
+    limit = min(PAGE_ROWS, services.settings.read.max_page_rows)
+    wanted = RequestFilter(window_of(services, params.window), equal, {}, limit=limit, cursor=params.cursor)
+    return span_page(services.store, wanted)
 
 
 def _trace(services: Services, params: FilterParams, limit: int) -> dict[str, Any]:

@@ -42,10 +42,13 @@ _LEFT_OUT: Final = ("cached", "TPOT", "vantage", "output", "prompt", "worker")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs `requests list` and `requests show`."""
-    group = typer.Typer(no_args_is_help=True, help="The requests that were recorded: list, show.")
+    """Add the verbs `requests list`, `requests show` and `requests export`."""
+    from collector.commands.requests_export import export
+
+    group = typer.Typer(no_args_is_help=True, help="The requests that were recorded: list, show, export.")
     group.command("list")(list_)
     group.command("show")(show)
+    group.command("export")(export)
     app.add_typer(group, name="requests")
 
 

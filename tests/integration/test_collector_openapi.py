@@ -25,6 +25,7 @@ DESIGNED = {
     ("get", "/api/v1/requests/{request_id}/timeline"),
     ("get", "/api/v1/requests/{request_id}/perfetto"),
     ("get", "/api/v1/perfetto"),
+    ("get", "/api/v1/otlp"),
     ("get", "/api/v1/series"),
     ("get", "/api/v1/diagnosis"),
     ("get", "/api/v1/findings"),
