@@ -70,7 +70,7 @@ def diagnose(
         from diagnosis.text import render
 
         emit(render(document, sql=show_sql, width=columns()))
-    raise typer.Exit(EXIT_OK if document["status"] == "no_change" else EXIT_FINDING)
+    raise typer.Exit(EXIT_OK if document["status"] == "no_change" and not document["causes"] else EXIT_FINDING)
 
 
 def report(

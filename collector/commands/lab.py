@@ -1,4 +1,4 @@
-"""`kvscope lab list|run|matrix|coverage`: faults injected on purpose, the truth beside them, verdicts held against it."""
+"""`kvscope lab list|run|matrix|calibrate|coverage`: faults injected on purpose, the truth beside them, verdicts held against it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine_probe.errors import EXIT_FINDING, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from diagnosis.lab.results import Result
     from diagnosis.lab.run import Order
 
 SeverityOption = Annotated[
@@ -35,6 +36,7 @@ ObserveOption = Annotated[
     ),
 ]
 NUM_REQUESTS = 2000
+PAGE = Path("docs/confusion-matrix.md")
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +47,7 @@ def register(app: typer.Typer) -> None:
     family.command("list")(list_faults)
     family.command()(run)
     family.command()(matrix)
+    family.command()(calibrate)
     family.command()(coverage)
     app.add_typer(family, name="lab")
 
@@ -127,53 +130,100 @@ def run(
 def matrix(
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", help="Only this one; may be given again.", show_default="all, and some pairs"),
+        typer.Option("--fault", help="Only this one; may be given again.", show_default="all that is published"),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="A number of seeds (3), or which: 1,5,9 or 1-20.")] = "3",
+    seeds: Annotated[str, typer.Option(help="Which seeds: 101:120, or 1,5,9, or how many (3).")] = "101:120",
     folder: Annotated[
         Path, typer.Option("-o", "--output", help="Folder of the manifest; what it holds is not run again.")
     ] = Path("lab-matrix"),
-    severity: SeverityOption = "typical",
+    severity: Annotated[
+        str, typer.Option(help="all (mild, typical and strong), one of them, or a number in the fault's own unit.")
+    ] = "all",
     requests: RequestsOption = NUM_REQUESTS,
     independent: IndependentOption = False,
     observe: ObserveOption = "full",
-    processes: Annotated[int | None, typer.Option(min=1, help="Cells at a time.", show_default="one a core")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
     keep_rows: Annotated[
-        bool, typer.Option("--keep-rows", help="Keep each cell's rows and truth (about 10 MB a cell).")
+        bool, typer.Option("--keep-rows", help="Keep each run's rows and truth (about 10 MB a run).")
     ] = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the matrix as Markdown too.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the page, its data (.csv) and its diagram (.svg).",
+            show_default="docs/confusion-matrix.md of what is published, else none",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--from", help="Play nothing: the page and the figures from this .csv of a matrix.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Every fault, several seeds: diagnose each and count how often the verdict is right, wrong or cannot tell.
+    """Inject every fault, diagnose, and count how often the verdict is right, wrong or cannot tell.
 
-    Exit 1 where something was named that must not be, or a fault that has a cause was called by another's name.
+    Without --fault, --severity, --observe and --independent it is the matrix that is published: all faults at three severities, pairs, runs
+    in which nothing is wrong, and the same with less to see. Exit 1 where a promised figure is missed; of single faults where one was
+    called by another's name.
     """
     from diagnosis.lab.confusion import confusion
-    from diagnosis.lab.matrix import finished, orders, run_matrix
-    from diagnosis.lab.render import render_markdown, render_text
+    from diagnosis.lab.results import read
+    from diagnosis.lab.results import results as of_documents
 
-    wanted = orders(
-        fault, seed_list(seeds), severity=severity, requests=requests, independent=independent, observe=observe
-    )
-    if markdown is not None and not markdown.absolute().parent.is_dir():
-        raise UsageError(f"--markdown: there is no folder {markdown.parent}; create it first", path=str(markdown))
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give another for the manifest", path=str(folder))
-    done = finished(folder)
-    open_cells = sum(order.key() not in done for order in wanted)
-    if open_cells < len(wanted):
-        say(f"{len(wanted) - open_cells} of {len(wanted)} cells are finished already")
-    results = _with_progress(wanted, folder, open_cells, processes, keep_rows, run_matrix)
-    document = confusion(results)
-    if markdown is not None:
-        markdown.write_text(render_markdown(document), encoding="utf-8")
-        say(f"matrix: {markdown}")
-    if json:
-        emit_json(document)
+    whole = not fault and severity == "all" and observe == "full" and not independent
+    if page is None and whole:
+        page = PAGE if PAGE.parent.is_dir() else Path(PAGE.name)
+    if page is not None and not page.absolute().parent.is_dir():
+        raise UsageError(f"--page: there is no folder {page.parent}; create it first", path=str(page))
+    if data is not None:
+        results = read(data)
     else:
-        emit(render_text(document))
-    if any(row["wrong"] or row["failed"] for row in document["faults"] if row["has_cause"] or row["is_silent"]):
+        wanted = _wanted(fault, seed_list(seeds), severity, requests, independent, observe, whole=whole)
+        results = of_documents(_played(wanted, folder, processes, keep_rows=keep_rows))
+    document = confusion(results)
+    if page is not None:
+        _publish(page, document, results, data)
+    _tell(document, results, json=json)
+    missed = any(row["met"] is False for row in document["targets"])
+    wrong = any(cell["wrong"] for cell in document["cells"] if cell["has_cause"])
+    if document["failed"] or (missed if whole else wrong):
         raise typer.Exit(EXIT_FINDING)
+
+
+def calibrate(
+    seeds: Annotated[str, typer.Option(help="Which seeds; those of a published matrix must be others.")] = "1:20",
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of the manifest; what it holds is not run again.")
+    ] = Path("lab-calibration"),
+    to: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="that of the installed diagnosis")
+    ] = None,
+    requests: RequestsOption = NUM_REQUESTS,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure what chance reaches where nothing is wrong, and what certainty is worth, and write diagnosis/calibration.toml.
+
+    Thresholds of the causes and the scale of confidence are read from that file.
+    """
+    import tomllib
+
+    from diagnosis.calibration import FILE
+    from diagnosis.lab.calibrate import calibrated
+    from diagnosis.lab.plan import TUNED_UP_TO, tuning
+
+    path, chosen = to or FILE, seed_list(seeds)
+    if max(chosen) > TUNED_UP_TO:
+        raise UsageError(
+            f"--seeds {seeds!r}: seeds from {TUNED_UP_TO + 1} on are kept for what is published; tune on others"
+        )
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--to: there is no folder {path.parent}; create it first", path=str(path))
+    text = calibrated(_played(tuning(chosen, requests), folder, processes), seeds)
+    path.write_text(text, encoding="utf-8")
+    say(f"calibration: {path}")
+    if json:
+        emit_json(tomllib.loads(text))
+    else:
+        emit(text)
 
 
 def coverage(
@@ -197,22 +247,83 @@ def coverage(
 
 
 def seed_list(text: str) -> list[int]:
-    """`3`: 1 to 3; `1,5,9`; `1-20`; mixed. Raises UsageError."""
+    """`3`: 1 to 3; `1,5,9`; `101:120` or `101-120`; mixed. Raises UsageError."""
     found: list[int] = []
     try:
-        if "," not in text and "-" not in text:
+        if not any(mark in text for mark in ",:-"):
             found = list(range(1, int(text) + 1))
         else:
-            for part in text.split(","):
+            for part in text.replace(":", "-").split(","):
                 first, _, last = part.partition("-")
                 found += range(int(first), int(last or first) + 1)
     except ValueError as error:
         raise UsageError(
-            f"--seeds {text!r} is neither a number, nor a list like 1,5,9, nor a range like 1-20"
+            f"--seeds {text!r} is neither a number, nor a list like 1,5,9, nor a range like 101:120"
         ) from error
     if not 0 < len(found) <= 10_000:
         raise UsageError(f"--seeds {text!r} names {len(found)} seeds; give 1 to 10,000")
     return found
+
+
+def _wanted(
+    fault: list[str] | None,
+    seeds: list[int],
+    severity: str,
+    requests: int,
+    independent: bool,
+    observe: str,
+    *,
+    whole: bool,
+) -> list[Order]:
+    """The runs that are asked for."""
+    from diagnosis.lab.fault import WORDS
+    from diagnosis.lab.plan import chosen, published
+    from diagnosis.lab.run import Order
+
+    if whole:
+        return published(seeds, requests)
+    levels = WORDS if severity == "all" else (severity,)
+    return chosen(fault, levels, seeds, Order("none", "typical", 1, requests, independent, observe))
+
+
+def _played(
+    wanted: list[Order], folder: Path, processes: int | None, *, keep_rows: bool = False
+) -> list[dict[str, Any]]:
+    """Results of these runs, by manifest or by playing them, under a bar."""
+    from diagnosis.lab.matrix import finished, run_matrix
+
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give another for the manifest", path=str(folder))
+    done = finished(folder)
+    still_open = sum(order.key() not in done for order in wanted)
+    if still_open < len(wanted):
+        say(f"{len(wanted) - still_open} of {len(wanted)} runs are finished already")
+    return _with_progress(wanted, folder, still_open, processes, keep_rows, run_matrix)
+
+
+def _publish(page: Path, document: dict[str, Any], results: list[Result], data: Path | None) -> None:
+    """The page with its data and its diagram beside it."""
+    from diagnosis.lab.page import page as written
+    from diagnosis.lab.reliability import chart
+    from diagnosis.lab.results import write
+
+    table, diagram = page.with_suffix(".csv"), page.with_suffix(".svg")
+    if data is None or data.resolve() != table.resolve():
+        write(results, table)
+    diagram.write_text(chart(document["reliability"]), encoding="utf-8")
+    page.write_text(written(document, results, table.name, diagram.name), encoding="utf-8")
+    say(f"page: {page}, data: {table}, diagram: {diagram}")
+
+
+def _tell(document: dict[str, Any], results: list[Result], *, json: bool) -> None:
+    from dataclasses import asdict
+
+    from diagnosis.lab.render import render_text
+
+    if json:
+        emit_json(document | {"results": [asdict(result) for result in results]})
+    else:
+        emit(render_text(document))
 
 
 def _with_progress(
@@ -223,8 +334,10 @@ def _with_progress(
     keep_rows: bool,
     run_matrix: Callable[..., list[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
-    """The matrix under a bar on stderr, and a line a cell where stderr is no terminal."""
+    """The matrix under a bar on stderr, and a line a run where stderr is no terminal; both say how long it will still take."""
     import sys
+    from itertools import count
+    from time import monotonic
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -234,12 +347,18 @@ def _with_progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
         disable=not sys.stderr.isatty(),
     )  # fmt: skip
+    begun, finished_now = monotonic(), count(1)
     with bar:
-        task = bar.add_task("cells", total=open_cells)
+        task = bar.add_task("runs", total=open_cells)
 
         def told(result: Mapping[str, Any]) -> None:
             bar.update(task, advance=1, description=f"{result['fault']}: {result['outcome']}")
             if not console.is_terminal:
-                say(f"{result['fault']} seed {result['seed']}: {result['outcome']} ({result['why']})")
+                n = next(finished_now)
+                left_s = (open_cells - n) * (monotonic() - begun) / n
+                say(
+                    f"{result['fault']} {result['severity']} seed {result['seed']}: {result['outcome']} ({result['why']}); "
+                    f"{n} of {open_cells}, about {left_s / 60:.0f} min left"
+                )
 
         return run_matrix(wanted, folder, processes=processes, keep_rows=keep_rows, on_result=told)

@@ -43,7 +43,7 @@ _LEFT_OUT: Final = ("cached", "TPOT", "vantage", "output", "prompt", "worker")
 
 def register(app: typer.Typer) -> None:
     """Add the verbs `requests list`, `requests show` and `requests export`."""
-    from collector.commands.requests_export import export
+    from collector.otlp_export.verb import export
 
     group = typer.Typer(no_args_is_help=True, help="The requests that were recorded: list, show, export.")
     group.command("list")(list_)
