@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.attribution import Attribution
+from diagnosis.checks.check import Check
 from diagnosis.comparability import Mix
 from diagnosis.facts import Facts
 from diagnosis.ledger import Ledger
@@ -54,12 +55,18 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A cause says: these seconds are mine, and here is why. `strength` 0..1 is lowered per missing observation."""
+    """A cause says: these seconds are mine, and here is why. `strength` 0..1 is lowered per missing observation.
+
+    advice   what to do with this window's own numbers; told before the remedies of the runbook
+    rows     what it claims here, where that is less than the cause may claim; None: all
+    """
 
     evidence: Sequence[Evidence]
     subject: tuple[str, str | None] = ("fleet", None)
     interval_s: tuple[float, float] | None = None
     strength: float = 1.0
+    advice: Sequence[str] = ()
+    rows: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,8 @@ class Case:
     mix: Mix | None = None
     traffic: Traffic | None = None
     ended: bool = False
+    checks: Sequence[Check] = ()
+    """What was checked of both windows' data."""
 
     @property
     def base_word(self) -> str:
@@ -182,7 +191,10 @@ Judge = Callable[[Case], "Claim | Excluded | None"]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A registered cause. `needs` is a list of alternatives: each entry is names joined by `|`, one of which must be visible."""
+    """A registered cause. `needs` is a list of alternatives: each entry is names joined by `|`, one of which must be visible.
+
+    `rows` are those of the ledger that it may own; none: it is about what is told, and owns no seconds (`contradictions.py`).
+    """
 
     name: str
     needs: tuple[str, ...]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from diagnosis.hotspots.finding import Hotspot
 from engine_probe.digits import whole_number
 
 F64 = NDArray[np.float64]
@@ -42,6 +43,8 @@ class Gaps:
     at_s: F64
     gap_s: F64
     tokens: F64
+    num_backward: int = 0
+    """Requests of which a token is told to have come before the one in front of it; such gaps are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,53 @@ class BlockTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMeasure:
+    """A canonical sample of a straggler's GPU or host while it was slow, beside the median of the other workers. reason: its label."""
+
+    worker: str
+    name: str
+    reason: str | None
+    value: float
+    others: float
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unattached:
+    """Of the blocks stored while the index was stale, those whose parent was announced before it was. sql: their share."""
+
+    num_orphans: int
+    num_stored: int
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingFacts:
+    """Hotspots of the window, as `kvscope hotspots` finds them, and what each request lost to them.
+
+    lost_s     by cause, [n] seconds that a request waited or computed more than at the best worker of its instant
+    lost_tokens   by cause, [n] tokens that it computed and another worker held, where waiting for that one was worth it
+    amiss      by cause, [n] requests that were routed while the index was stale, or not gone by
+    slow       [n] share of a request's engine time that a straggler's slowness added
+    num_decisions, num_workers, num_intervals   of what was judged; `has_routes`: by what the router believed
+    hosts      what was measured of stragglers beside the others; unattached: of a stale index
+    """
+
+    spots: Sequence[Hotspot]
+    lost_s: Mapping[str, F64]
+    lost_tokens: Mapping[str, F64]
+    amiss: Mapping[str, Bool]
+    slow: F64
+    num_decisions: int
+    num_workers: int
+    num_intervals: int
+    has_routes: bool
+    visible: frozenset[str]
+    hosts: Sequence[HostMeasure] = ()
+    unattached: Unattached | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is known of one window."""
 
@@ -242,6 +292,14 @@ class Facts:
     arrivals_s: float | None = None
     """Seconds in which requests could arrive, where that is less than the whole: a run that is read whole goes on until the
     last answer, longer where answers are slower, and nobody sends meanwhile."""
+
+    integrity: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Checks of tokens by kind: (made, failed)."""
+    routed_s: Mapping[str, float] = field(default_factory=dict)
+    """By worker the least seconds, but for one in a hundred, from routing a request to its arrival by the worker's clock; looked at where
+    no caller tells, and a worker has enough of them."""
+    routing: RoutingFacts | None = None
+    """None where one worker served, or what was recorded tells nothing of routing."""
 
     @property
     def duration_s(self) -> float:

@@ -18,7 +18,7 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s
 from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
-from diagnosis.rows import KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
+from diagnosis.rows import HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
@@ -187,8 +187,9 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     queue = np.minimum(queue, left)
     sheet.waits += queue
     prefill = np.minimum(prefill, left - queue)
+    queue, prefill, hot = _carve_hotspots(sheet, facts, queue, prefill)
     stalled = np.clip(
-        known_or_0(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - queue - prefill
+        known_or_0(_stalled_before_first(r.get("stalled_s"), r.get("decode_s"))), 0.0, left - hot - queue - prefill
     )
     waited, prefilled = Sheet(sheet.n), Sheet(sheet.n)
     _write_wait(waited, facts, queue, left_queue_s, lines, slow)
@@ -196,7 +197,7 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.join(waited, context.model.spell_shares(left_queue_s - queue / 2, suspect=context.suspect))
     sheet.join(prefilled, context.model.spell_shares(left_queue_s + prefill / 2, suspect=context.suspect))
     sheet.add("preemption_recompute", stalled)
-    rest = left - queue - prefill - stalled
+    rest = left - hot - queue - prefill - stalled
     rest = sheet.carve(rest, "lookup_overhead", r.get("cache_lookup_s"))
     rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
     retried = _attempts_before(facts)
@@ -205,6 +206,22 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     engine_front = np.maximum(engine_front - retried, 0.0)
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
+
+
+def _carve_hotspots(sheet: Sheet, facts: Facts, queue: F64, prefill: F64) -> tuple[F64, F64, F64]:
+    """What is left of queue and prefill without what hotspots cost, and that, [n] each: waiting goes first, then prefill."""
+    hot = np.zeros(sheet.n)
+    if facts.routing is None:
+        return queue, prefill, hot
+    for name in HOTSPOTS:
+        lost = facts.routing.slow * (queue + prefill) if name == "hotspot_straggler" else facts.routing.lost_s.get(name)
+        if lost is None or not lost.any():
+            continue
+        waited = np.minimum(lost, queue)
+        computed = np.minimum(lost - waited, prefill)
+        sheet.add(name, waited + computed)
+        queue, prefill, hot = queue - waited, prefill - computed, hot + waited + computed
+    return queue, prefill, hot
 
 
 def _attempts_before(facts: Facts) -> F64:
@@ -327,6 +344,8 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
         sheet.add("decode_unobserved", left)
         return
     slow = context.model.slow_share(suspect=context.suspect)
+    if facts.routing is not None:
+        left = sheet.carve(left, "hotspot_straggler", facts.routing.slow * left)
     sheet.add("slow_steps", left * slow)
     left = left * (1.0 - slow)
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)

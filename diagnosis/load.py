@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.clocks import engine_ahead_ns, moved, moved_requests
+from diagnosis.clocks import engine_ahead_ns, least_routed_s, moved, moved_requests
 from diagnosis.facts import (
     BlockTotals,
     Facts,
@@ -38,6 +38,7 @@ from diagnosis.load_requests import (
     seconds_since,
     told_twice,
 )
+from diagnosis.load_routing import routing
 from diagnosis.parallel import beside
 from diagnosis.sampled import one_rate
 from engine_probe.errors import BadWindow
@@ -47,6 +48,7 @@ from store.one_request import one_requests
 
 NOTHING = np.array(None, dtype=object)
 STEP_NUMBERS = [
+    "step",
     "num_running",
     "num_waiting_prefill",
     "num_waiting_decode",
@@ -103,6 +105,7 @@ def _load(
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     samples = _samples(store, bounds)
+    routed_s = least_routed_s(store, bounds) if vantage == "engine" else {}
     marks = _marks(store, bounds, origin)
     size = block_size(workers) if names_blocks(table) else None
     facts_lineage = None
@@ -113,8 +116,11 @@ def _load(
         facts_lineage = None
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
+    routed = routing(store, window, requests, block_size(workers), has_steps=steps is not None)
     requests = estimate_computed(requests, samples, workers)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
+    if routed is not None:
+        visible |= routed.visible
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}
     return Facts(
@@ -133,6 +139,9 @@ def _load(
         num_unfinished=int((~requests.finished).sum()),
         clock_error_s=_clock_error(marks),
         arrivals_s=_arrivals_s(window, table),
+        integrity=_integrity(store, bounds),
+        routed_s=routed_s,
+        routing=routed,
     )
 
 
@@ -223,9 +232,10 @@ def _samples(store: Store, window: Window) -> Mapping[str, float]:
     for row in queries.counter_increases(store, window).to_pylist():
         if row["increase"] is not None:
             out[row["name"]] = float(row["increase"])
+            out[f"{row['name']}:span_s"] = float(row["span_s"])
     for row in queries.gauge_summary(store, window).to_pylist():
         name = row["name"] if row["reason"] is None else f"{row['name']}_{row['reason']}"
-        for key in ("mean", "max", "min"):
+        for key in ("mean", "max", "min", "n"):
             if row[key] is not None:
                 out[f"{name}:{key}"] = float(row[key])
     return out
@@ -239,6 +249,18 @@ def _marks(store: Store, window: Window, origin: int) -> list[MarkFact]:
         MarkFact(row["mark"], (row["at_ns"] - origin) / 1e9, row["subject"], row["text"], dict(row["attrs"] or []))
         for row in table.to_pylist()
     ]
+
+
+def _integrity(store: Store, window: Window) -> dict[str, tuple[int, int]]:
+    table = store.rows("check", window, ["check", "outcome"])
+    if table.num_rows == 0:
+        return {}
+    counted = table.filter(pc.not_equal(table["outcome"], "unknown"))
+    found = {}
+    for name in pc.unique(counted["check"]).to_pylist():
+        mine = counted.filter(pc.equal(counted["check"], name))
+        found[name] = (mine.num_rows, pc.sum(pc.equal(mine["outcome"], "failed")).as_py() or 0)
+    return found
 
 
 def _clock_error(marks: Sequence[MarkFact]) -> float | None:

@@ -6,13 +6,14 @@ Invariant: a second is blamed once; a claim that owns less than `MATERIAL` of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from diagnosis import quality
 from diagnosis.attribution import Attribution, Row
+from diagnosis.calibration import stated
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Excluded, all_causes, to_json
 from diagnosis.conclude import suspicious
 from diagnosis.facts import Facts
@@ -47,7 +48,7 @@ def ask_causes(case: Case) -> tuple[list[tuple[Cause, Claim]], list[dict[str, st
             continue
         answer = cause.judge(case)
         if isinstance(answer, Claim):
-            claims.append((cause, answer))
+            claims.append((cause if answer.rows is None else replace(cause, rows=answer.rows), answer))
         elif isinstance(answer, Excluded):
             excluded.append({"cause": cause.name, "because": answer.because})
         else:
@@ -94,15 +95,13 @@ def rank(
         excluded.append({"cause": cause.name, "because": because})
     kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
     support = _support(case.attribution, [f.cause for f in kept if f.support is None], owner, judged)
-    penalty = quality.penalty(checks)
     p99 = {row.cause: row for row in rows}
     named = []
     for found in kept:
         sure = support.pop(0) if found.support is None else found.support
-        confidence = min(1.0, sure) * found.claim.strength * penalty
+        certainty = min(1.0, sure) * found.claim.strength * quality.penalty(checks, found.cause.needs)
         cap = CAP_WHEN_TENTATIVE if tentative else 1.0 if judged.requested.enough else CAP_WHEN_FEW
-        confidence = min(confidence, cap)
-        named.append(_named(found, confidence, case, p99, delta))
+        named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta))
     return named, excluded
 
 
@@ -151,7 +150,9 @@ def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -
     return _Owned(cause, claim, mine, seconds, share, traffic.changed, 1.0 - traffic.p_value)
 
 
-def _named(found: _Owned, confidence: float, case: Case, rows: Mapping[str, LedgerRow], delta: Change) -> NamedCause:
+def _named(
+    found: _Owned, certainty: float, confidence: float, case: Case, rows: Mapping[str, LedgerRow], delta: Change
+) -> NamedCause:
     mine = [rows[name] for name in found.rows if name in rows]
     tail = sum(row.p99_s for row in mine)
     cause = found.cause
@@ -170,8 +171,9 @@ def _named(found: _Owned, confidence: float, case: Case, rows: Mapping[str, Ledg
         confidence_word=confidence_word(confidence),
         evidence=[to_json(e) for e in found.claim.evidence],
         refuted_by=cause.paragraph("Refuted by"),
-        remedy=[NOTHING_TO_DO] if case.ended else cause.remedies(),
+        remedy=[NOTHING_TO_DO] if case.ended else [*found.claim.advice, *cause.remedies()],
         ended=case.ended,
+        certainty=round(certainty, 4),
     )
 
 

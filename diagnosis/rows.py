@@ -4,10 +4,12 @@ Precedence, where several rows could claim the same second (first match wins):
 
 | # | seconds | row |
 |---|---|---|
+| 0 | waiting and prefill beyond what the best worker of that instant would have taken, of requests that went to a hotspot; a straggler's share of its requests' engine time | `hotspot_affinity`, `..._dead_signal`, `..._tie_breaking`, `..._straggler` |
 | 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 10 to 14 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
 | 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, evictions, the probe | `lookup_overhead`, `eviction_overhead`, `probe_overhead` |
+| 5 | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
 | 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
 | 7 | ... that computed what a cache would have kept, were it on | `prefix_caching_off` |
@@ -34,6 +36,12 @@ from typing import Final
 ROWS: Final[dict[str, str]] = {
     "client_retries": "attempts that the caller gave up before the one that was served",
     "front_end": "before the engine: HTTP, parsing, tokenising, network",
+    "hotspot_affinity": "at a worker that the router keeps a prefix or tenant at, beyond the best worker",
+    "hotspot_straggler": "at a worker whose steps were slower than the others'",
+    "hotspot_dead_signal": "at a worker that the router's dead load signal sent too much to, beyond the best worker",
+    "hotspot_tie_breaking": "at a worker that wins every tie, beyond the best worker",
+    "hotspot_stale_index": "computing what another worker held and the router's index did not know, own and others'",
+    "hotspot_unreachable_threshold": "computing what another worker held and the router did not go by, own and others'",
     "admission_blocked_on_blocks": "waiting for KV blocks",
     "queue_dependency": "waiting for an adapter, a transfer or a grammar",
     "lookup_overhead": "looking prompts up in the prefix cache, own and others'",
@@ -64,10 +72,15 @@ ROWS: Final[dict[str, str]] = {
     "mix_shift": "another mix of workloads or tenants in the traffic",
 }
 
+HOTSPOTS: Final = ("hotspot_straggler", "hotspot_dead_signal", "hotspot_tie_breaking", "hotspot_affinity")
+"""Hotspots of one worker: their seconds are carved out first, in this order."""
+
 OVERHEADS: Final = ("lookup_overhead", "eviction_overhead", "probe_overhead")
 """What a step can spend its time on beside the work of the model; whoever waits or is served meanwhile pays."""
 
 PASSED_ON: Final = (
+    "hotspot_stale_index",
+    "hotspot_unreachable_threshold",
     "premature_eviction",
     "ttl_expiry",
     "reuse_below_unit",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.facts import F64, Facts
 from diagnosis.rows import KINDS
 from diagnosis.timeline import Spent, sum_of
@@ -21,8 +22,9 @@ LONG_PREFILL_TOKENS = 1024
 """A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
 
 
-REUSE_NOISE = 0.05
-"""Change of the token-weighted hit rate below which nothing is said to be lost."""
+REUSE_LOST = threshold(
+    "reuse_lost.share", least=0.05, unit="ratio", says="prompt tokens that the other window's hit rate would have found"
+)
 
 
 COLD_PERIOD_S = 60.0
@@ -64,8 +66,13 @@ def own_work(facts: Facts, context: Context) -> Spent:
         tokens[kind] = taken
         np.subtract(left, taken, out=left)
 
+    elsewhere = np.zeros(n)
+    for kind, lost in ({} if facts.routing is None else facts.routing.lost_tokens).items():
+        give(kind, lost)
+        elsewhere += tokens[kind]
     if facts.lineage is not None:
-        give("premature_eviction", facts.lineage.evicted_tokens)
+        # what was evicted here and held by another worker is the router's, not the cache's
+        give("premature_eviction", np.clip(facts.lineage.evicted_tokens - elsewhere, 0.0, None))
         if facts.lineage.expired_tokens is not None:
             give("ttl_expiry", facts.lineage.expired_tokens)
         if facts.lineage.unused_tokens is not None:
@@ -80,7 +87,14 @@ def own_work(facts: Facts, context: Context) -> Spent:
     give("long_prefill_interference", np.where(is_long, left, 0.0))
     if facts.lineage is None and facts.blocks is None and context.reuse_ratio is not None:
         slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
-        give("reuse_lost", _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower))
+        lost = _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower)
+        for kind, amiss in ({} if facts.routing is None else facts.routing.amiss).items():
+            more = np.where(amiss, lost, 0.0)
+            lost = lost - more
+            before = tokens[kind]
+            give(kind, more)
+            tokens[kind] = before + tokens[kind]
+        give("reuse_lost", lost)
     give("shared_prefill", left.copy())
     density = np.zeros(n)
     rate = context.model.prefill_s_per_token
@@ -99,7 +113,7 @@ def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
     prefill took longer than usual (`slower`, s) get them.
     """
     shortfall = float(left.sum()) - (1.0 - ratio) * float(prompt.sum())
-    if shortfall <= REUSE_NOISE * float(prompt.sum()):
+    if not REUSE_LOST.is_reached(shortfall / max(float(prompt.sum()), 1e-9)):
         return np.zeros(len(left))
     weight = left * slower
     total = float(weight.sum())

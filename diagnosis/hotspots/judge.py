@@ -33,12 +33,17 @@ def hotspots(store: Store, window: Window, baseline: Window | None = None) -> Ho
 
 def find(seen: Observed) -> Hotspots:
     """The same from facts at hand."""
+    return judged(seen)[0]
+
+
+def judged(seen: Observed) -> tuple[Hotspots, Regret]:
+    """Hotspots, and the regret of every decision that they rest on."""
     regret = regret_of(seen)
     detected = detect(seen, regret)
     spots = [] if seen.num_workers < 2 else sorted(_all(seen, regret, detected), key=_rank)
     status = "not_observable" if seen.num_workers < 2 else "hotspots" if spots else "none"
     start_ns, end_ns = seen.origin_ns, seen.origin_ns + round(seen.end_s * 1e9)
-    return Hotspots(
+    found = Hotspots(
         status,
         _verdict(seen, regret, detected, spots, status),
         {"text": str(seen.window), "run_id": seen.window.run_id, "start_ns": start_ns, "end_ns": end_ns},
@@ -53,6 +58,7 @@ def find(seen: Observed) -> Hotspots:
         tuple(spots),
         tuple(_cannot_tell(seen, regret)),
     )
+    return found, regret
 
 
 def _rank(spot: Hotspot) -> tuple[float, int]:

@@ -23,9 +23,10 @@ from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
 from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
 from tests.diagnosed import few_replicates
+from tests.routing_scenarios import ROUTING
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
-SCENARIOS = ROOM_AND_LOAD | COSTS
+SCENARIOS = ROOM_AND_LOAD | COSTS | ROUTING
 VLLM_OPTIONS = {
     # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py, vllm/entrypoints/openai/cli_args.py)
     "--api-server-count",
@@ -47,6 +48,18 @@ VLLM_OPTIONS = {
     "--no-enable-prefix-caching",
     "--num-gpu-blocks-override",
     "--prefix-caching-hash-algo",
+}
+ROUTER_OPTIONS = {
+    # SGLang's router (sglang_router.launch_router), Dynamo's front end (dynamo.frontend --router-mode kv)
+    "--balance-abs-threshold",
+    "--balance-rel-threshold",
+    "--cache-threshold",
+    "--kv-overlap-score-weight",
+    "--no-kv-events",
+    "--policy",
+    "--router-mode",
+    "--router-replica-sync",
+    "--router-temperature",
 }
 OURS = {"--policy", "--blocks", "--store", "--run"}
 """Options of `kvscope capacity`, which experiments may name."""
@@ -74,14 +87,14 @@ def test_docstring_is_a_runbook(cause: Cause) -> None:
         assert len(cause.paragraph(title)) > 20, title
     assert cause.remedies()
     for remedy in cause.remedies():
-        assert re.match(r"(vLLM|fleet|router|application|host): \S", remedy), remedy
+        assert re.match(r"(vLLM|SGLang|Dynamo|fleet|router|application|host): \S", remedy), remedy
 
 
 @causes
 def test_remedies_name_settings_that_exist(cause: Cause) -> None:
     """An option that is told to a person at night is one that the engine takes."""
     named = set(re.findall(r"--[a-z][a-z-]+", cause.text))
-    assert named <= VLLM_OPTIONS | OURS
+    assert named <= VLLM_OPTIONS | ROUTER_OPTIONS | OURS
 
 
 @causes

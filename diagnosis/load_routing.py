@@ -1,0 +1,123 @@
+"""The routing of a window as facts: its hotspots, read and judged once for all causes, and what each request lost to them.
+
+Invariant: only requests that went to a hotspot's worker in its interval lost anything (to an index that is stale or not gone by: all
+of the interval), and never more than their decision's regret, or a straggler's share of their own engine time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts
+from diagnosis.hotspots.finding import Hotspot
+from diagnosis.hotspots.holders import truly_matched
+from diagnosis.hotspots.judge import judged
+from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.reading import read
+from diagnosis.hotspots.regret import Regret, regret_of
+from diagnosis.load_hosts import hosts, unattached
+from engine_probe.errors import BadWindow
+from store.interface import Store, Window
+from store.lineage import window_sql
+
+STRAGGLER: Final = "hotspot_straggler"
+OF_THE_INDEX: Final = ("hotspot_stale_index", "hotspot_unreachable_threshold")
+
+
+def routing(
+    store: Store, window: Window, requests: RequestFacts, block_size: int | None, *, has_steps: bool
+) -> RoutingFacts | None:
+    """None where one worker served and no route row tells of others, or neither route rows nor steps were recorded."""
+    named = sum(name is not None for name in requests.worker_names)
+    if not _has_routes(store, window) and (named < 2 or not has_steps):
+        return None
+    try:
+        seen = read(store, window)
+    except BadWindow:  # longer or larger than hotspots are looked for in
+        return None
+    found, regret = judged(seen)
+    lost_s: dict[str, F64] = {}
+    lost_tokens: dict[str, F64] = {}
+    amiss: dict[str, Bool] = {}
+    slow = np.zeros(len(requests))
+    of_request = _position(seen, requests)
+    for spot in found.hotspots:
+        if spot.cause is None:
+            continue
+        rows = _rows(seen, spot)
+        into, values = lost_s, regret.seconds
+        if spot.cause in OF_THE_INDEX:
+            into, values = lost_tokens, _tokens(store, window, seen, regret, rows, block_size)
+        rows = rows[of_request[rows] >= 0]
+        mine = of_request[rows]
+        if spot.cause == STRAGGLER:
+            slow[mine] = np.maximum(slow[mine], 1.0 - 1.0 / max(spot.evidence[0].value or 1.0, 1.0))
+            continue
+        if spot.cause in OF_THE_INDEX:
+            amiss.setdefault(spot.cause, np.zeros(len(requests), dtype=bool))[mine] = True
+        column = into.setdefault(spot.cause, np.zeros(len(requests)))
+        column[mine] = np.maximum(column[mine], np.nan_to_num(values[rows]))
+    return RoutingFacts(
+        found.hotspots,
+        lost_s,
+        lost_tokens,
+        amiss,
+        slow,
+        found.num_decisions,
+        seen.num_workers,
+        found.num_intervals,
+        found.has_routes,
+        _visible(seen),
+        hosts(store, window, [spot for spot in found.hotspots if spot.cause == STRAGGLER]),
+        unattached(store, window, [spot for spot in found.hotspots if spot.cause == OF_THE_INDEX[0]]),
+    )
+
+
+def _has_routes(store: Store, window: Window) -> bool:
+    condition, params = window_sql(window, "at_ns")
+    return bool(store.query(f"SELECT 1 FROM route WHERE {condition} LIMIT 1", params).num_rows)
+
+
+def _position(seen: Observed, requests: RequestFacts) -> I64:
+    """Row of the request that each decision was about, -1 where it is none of the window's: [N]."""
+    found = pc.index_in(pa.array(seen.decisions.ids), value_set=pa.array(requests.request_id, pa.string()))
+    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def _rows(seen: Observed, spot: Hotspot) -> I64:
+    """Decisions of the hotspot's interval, to its worker where it is one's."""
+    start_s, end_s = ((spot.interval[name] - seen.origin_ns) / 1e9 for name in ("start_ns", "end_ns"))
+    inside = (seen.decisions.at_s >= start_s) & (seen.decisions.at_s < end_s)
+    if spot.subject["kind"] == "worker":
+        inside &= seen.decisions.chosen == list(seen.workers).index(str(spot.subject["id"]))
+    return np.flatnonzero(inside)
+
+
+def _tokens(store: Store, window: Window, seen: Observed, regret: Regret, rows: I64, block_size: int | None) -> F64:
+    """[N] tokens that the chosen worker computed and the best one held, its queue being counted in tokens too.
+
+    By the life of the blocks; where none is known, what the router believed of the chosen worker and was not found there.
+    """
+    decisions = seen.decisions
+    everyone = np.arange(len(decisions))
+    held = np.full(decisions.matched.shape, np.nan, dtype=np.float32)
+    if block_size:
+        held = truly_matched(store, window, seen, rows, block_size)
+    known = np.asarray(np.isfinite(held).any(axis=1))
+    true = replace(seen, decisions=replace(decisions, matched=np.where(known[:, None], held, decisions.matched)))
+    by_truth = regret_of(true).seconds / regret.token_s[decisions.chosen]
+    prompt = np.where(decisions.request >= 0, seen.served.prompt_tokens[np.maximum(decisions.request, 0)], np.nan)
+    missed = decisions.matched[everyone, decisions.chosen] - (prompt - regret.tokens)
+    return np.where(known, by_truth, np.maximum(missed, 0.0))
+
+
+def _visible(seen: Observed) -> frozenset[str]:
+    if not seen.has_routes:
+        return frozenset()
+    told = {"matched_tokens": seen.decisions.matched, "load": seen.decisions.load, "score": seen.decisions.score}
+    return frozenset({"route.chosen"} | {f"route.candidates_{n}" for n, v in told.items() if np.isfinite(v).any()})
