@@ -18,6 +18,9 @@ from collector.sketches import NUM_BUCKETS, Counts, Floats, Tallies, tally
 Flags = npt.NDArray[np.bool_]
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
+"""What pages show of each worker."""
+PHASES: Final = {"cache_lookup": "cache_lookup_s", "kv_load": "kv_load_s", "kv_transfer": "kv_transfer_s"}
+"""Further phases that are counted, and their columns."""
 CACHED_VALUES: Final = 32_768
 
 
@@ -27,14 +30,16 @@ def tallies_of(
     num_groups: int,
     fresh: Mapping[str, Flags] | None = None,
     weights: Floats | None = None,
+    durations: Mapping[str, Floats] | None = None,
 ) -> dict[str, Tallies]:
-    """Every metric of METRICS that some row tells, by the group of its row (None: all are one group).
+    """Every metric of METRICS and PHASES that some row tells, by the group of its row (None: all are one group).
 
+    durations what `durations_of` says of the rows, where the caller has it
     fresh     metric -> rows whose value counts; None: all do
     weights   how many requests each row stands for, [rows]; None: itself
     """
     found: dict[str, Tallies] = {}
-    for metric, seconds in durations_of(requests).items():
+    for metric, seconds in (durations_of(requests) if durations is None else durations).items():
         known = ~np.isnan(seconds) if fresh is None else ~np.isnan(seconds) & fresh[metric]
         if known.any():
             of_known = None if groups is None else groups[known]
@@ -68,6 +73,9 @@ def durations_of(requests: pa.Table) -> dict[str, Floats]:
             "queue": _floats(requests, "queue_s"),
             "prefill": _floats(requests, "prefill_s"),
         }
+        for metric, name in PHASES.items():
+            if requests.column(name).null_count < requests.num_rows:
+                found[metric] = _floats(requests, name)
         return {metric: np.where(seconds >= 0, seconds, np.nan) for metric, seconds in found.items()}
 
 

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from collector.body import Budget, Lease, decompress, read_body
+from collector.counts.fleet import Fleet
 from collector.identity import Claim, Sender, single
 from collector.latencies import Latencies
 from collector.live import Live
@@ -80,6 +81,7 @@ class Ingest:
         meters: Meters,
         latencies: Latencies,
         live: Live,
+        fleet: Fleet,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.store = store
@@ -93,6 +95,7 @@ class Ingest:
         self._server = server
         self._latencies = latencies
         self._live = live
+        self._fleet = fleet
         self._pool = ThreadPoolExecutor(settings.max_batches, thread_name_prefix="kvscope-ingest")
         self._decoding = threading.Semaphore(settings.decode_threads)
 
@@ -186,9 +189,12 @@ class Ingest:
         """The batch is on disk already: a defect here may cost a number on a page, never the sender's 200."""
         try:
             with self._decoding:
+                started = time.perf_counter()
                 self._live.observe(tables, received_ns)
+                self._fleet.observe(tables)
                 if "request" in tables:
                     self._latencies.observe(tables["request"], received_ns)
+                self.meters.counted(time.perf_counter() - started)
         except Exception:
             log.exception("committed batch not shown")
 

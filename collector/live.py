@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from collector.counts.columns import live_rows
+
 _STEP_COLUMNS: Final = (
     "at_ns",
     "step",
@@ -27,7 +29,13 @@ _STEP_COLUMNS: Final = (
     "blocks_total",
     "blocks_used",
     "blocks_cached",
+    "blocks_reserved",
+    "wasted_slots",
+    "gpu_util",
+    "memory_util",
+    "waiting_on",
 )
+_FACTS: Final = ("block_size", "num_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,9 @@ class Live:
         self._open: dict[str, OpenRequest] = {}
         self._ended: dict[str, None] = {}
         self._workers: dict[str, dict[str, Any]] = {}
-        self._evicted: dict[tuple[str, str], float] = {}
+        self.block_sizes: dict[str, int] = {}
+        """Worker -> tokens in a KV block, where told; read by others, only ever grows and changes here."""
+        self._num_blocks: dict[str, int] = {}
         self._lock = threading.Lock()
         self.num_dropped = 0
         self.sees_routes = False
@@ -62,16 +72,13 @@ class Live:
     def observe(self, tables: Mapping[str, pa.Table], now_ns: int) -> None:
         """Take in committed rows; those of imported runs are history and are left out."""
         if "route" in tables:
-            self._add_routes(_live_rows(tables["route"]), now_ns)
+            self._add_routes(live_rows(tables["route"]), now_ns)
         if "request" in tables and self.sees_routes:
-            self._end(_live_rows(tables["request"]))
+            self._end(live_rows(tables["request"]))
         if "step" in tables:
-            self._add_steps(_live_rows(tables["step"]))
-        if "block" in tables:
-            blocks = _live_rows(tables["block"])
-            evicted = blocks.filter(pc.equal(blocks.column("change"), "evicted"))
-            rates = pc.fill_null(evicted.column("sample_rate"), 1.0)
-            self._add_evictions("block", evicted.column("worker"), pc.divide(1.0, rates))
+            self._add_steps(live_rows(tables["step"]))
+        if "worker" in tables:
+            self._add_facts(live_rows(tables["worker"]))
 
     def open_requests(self, now_ns: int, limit: int) -> list[OpenRequest]:
         """The longest open first."""
@@ -90,10 +97,15 @@ class Live:
         with self._lock:
             return {name: dict(state) for name, state in sorted(self._workers.items())}
 
-    def evictions(self) -> dict[tuple[str, str], float]:
-        """(worker, kind of row that told) -> cached blocks evicted since the start; an estimate where block rows are a sample."""
+    def num_blocks(self, worker: str) -> int | None:
+        """Usable KV blocks of a worker, as its facts tell them."""
+        return self._num_blocks.get(worker)
+
+    def oldest_open_ns(self, now_ns: int) -> int | None:
+        """When the oldest open request was routed; None where none is open."""
+        self._expire(now_ns)
         with self._lock:
-            return dict(self._evicted)
+            return min((request.since_ns for request in self._open.values()), default=None)
 
     def _add_routes(self, routes: pa.Table, now_ns: int) -> None:
         columns = [routes.column(name).to_pylist() for name in ("request_id", "at_ns", "router", "chosen")]
@@ -136,19 +148,13 @@ class Live:
                     continue
                 if known is None or known["at_ns"] <= state["at_ns"]:
                     self._workers[worker] = state
-        told = steps.filter(pc.is_valid(steps.column("blocks_evicted")))
-        self._add_evictions("step", told.column("worker"), told.column("blocks_evicted"))
 
-    def _add_evictions(self, kind: str, workers: pa.ChunkedArray, counts: pa.ChunkedArray) -> None:
-        if len(workers) == 0:
-            return
-        names = pc.dictionary_encode(pc.fill_null(workers, "").combine_chunks())
-        sums = np.bincount(names.indices.to_numpy(), counts.to_numpy(), minlength=len(names.dictionary))
-        with self._lock:
-            for worker, count in zip(names.dictionary.to_pylist(), sums.tolist(), strict=True):
-                key = (worker, kind)
-                if key in self._evicted or len(self._evicted) < 2 * self._max_workers:
-                    self._evicted[key] = self._evicted.get(key, 0.0) + count
+    def _add_facts(self, workers: pa.Table) -> None:
+        for row in workers.select(["worker", *_FACTS]).to_pylist():
+            name = row["worker"] or ""
+            for of, column in ((self.block_sizes, "block_size"), (self._num_blocks, "num_blocks")):
+                if row[column] and (name in of or len(of) < self._max_workers):
+                    of[name] = row[column]
 
     def _expire(self, now_ns: int) -> None:
         oldest = now_ns - self._expiry_ns
@@ -156,8 +162,3 @@ class Live:
             while self._open and next(iter(self._open.values())).since_ns < oldest:
                 del self._open[next(iter(self._open))]
                 self.num_dropped += 1
-
-
-def _live_rows(table: pa.Table) -> pa.Table:
-    runs = table.column("run_id")
-    return table if runs.null_count == len(runs) else table.filter(pc.is_null(runs))

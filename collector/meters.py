@@ -6,36 +6,22 @@ label that a sender could fill with inventions is bounded. Nothing is counted pe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from collector.counts.bounded import Names
 from collector.problem_document import slug
+from engine_probe.digits import whole_number
 from engine_probe.errors import KvscopeError
+from store import metric_catalogue as names
 
-OTHER = "other"
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter that nobody here reads
 _COMMIT_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _MAX_COLUMNS = 100
-
-
-class Bounded:
-    """Label values up to a number; what comes later is `other`."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: set[str] = set()
-        self._lock = threading.Lock()
-
-    def __call__(self, value: str) -> str:
-        with self._lock:
-            if value in self._known or len(self._known) < self._most:
-                self._known.add(value)
-                return value
-        return OTHER
+_MOST_ROWS = 1 << 53
 
 
 class Meters:
@@ -43,42 +29,24 @@ class Meters:
 
     def __init__(self, max_sources: int) -> None:
         self.registry = CollectorRegistry()
-        self.bounded_source = Bounded(max_sources)
-        self._bounded_column = Bounded(_MAX_COLUMNS)
-        self._batches = self._counter("ingest_batches", "batches by how they ended", "result")
-        self._rows = self._counter("ingest_rows", "rows committed", "kind")
-        self._bytes = self._counter("ingest_bytes", "bytes of bodies received, as sent")
-        self._rejected = self._counter("ingest_rejected_batches", "batches refused, by the error's name", "reason")
-        self._rejected_rows = self._counter(
-            "ingest_rejected_rows", "rows of refused batches that could be decoded", "kind", "reason"
-        )
-        self._ignored = self._counter(
-            "ingest_ignored_columns", "rows that carried a column not in the contract", "column"
-        )
-        self._spans = self._counter("ingest_spans", "OTLP spans by what became of them", "result")
-        self._points = self._counter("ingest_points", "OTLP metric points by what became of them", "result")
-        self._gaps = self._counter("gap_marks", "gap marks: a sender said that it lost rows", "source")
-        self._commit = Histogram(
-            "kvscope_ingest_commit_seconds",
-            "time from handing a batch to the store to its commit",
-            buckets=_COMMIT_BOUNDS_S,
-            registry=self.registry,
-        )
-        self._newest = Gauge(
-            "kvscope_source_newest_row_timestamp_seconds",
-            "newest instant a sender's rows carry, as Unix time",
-            ["source"],
-            registry=self.registry,
-        )
-        self._lag = Gauge(
-            "kvscope_source_lag_seconds",
-            "receipt of a sender's latest batch minus its newest row",
-            ["source"],
-            registry=self.registry,
-        )
-        self.queries = Histogram(
-            "kvscope_query_seconds", "time of read queries", ["route"], registry=self.registry, buckets=_COMMIT_BOUNDS_S
-        )
+        self.bounded_source = Names(max_sources)
+        self._bounded_column = Names(_MAX_COLUMNS)
+        self._batches = self._counter(names.INGEST_BATCHES)
+        self._rows = self._counter(names.INGEST_ROWS)
+        self._bytes = self._counter(names.INGEST_BYTES)
+        self._rejected = self._counter(names.INGEST_REJECTED)
+        self._rejected_rows = self._counter(names.INGEST_REJECTED_ROWS)
+        self._ignored = self._counter(names.INGEST_IGNORED)
+        self._spans = self._counter(names.INGEST_SPANS)
+        self._points = self._counter(names.INGEST_POINTS)
+        self._gaps = self._counter(names.GAP_MARKS)
+        self._gap_rows = self._counter(names.GAP_ROWS)
+        self._counting = self._counter(names.INGEST_COUNTING)
+        self._findings = self._counter(names.FINDINGS)
+        self._commit = self._histogram(names.INGEST_COMMIT)
+        self._newest = self._gauge(names.SOURCE_NEWEST)
+        self._lag = self._gauge(names.SOURCE_LAG)
+        self.queries = self._histogram(names.QUERY)
 
     def received(self, num_bytes: int) -> None:
         """A body came in."""
@@ -97,8 +65,16 @@ class Meters:
             name = self.bounded_source(source)
             self._newest.labels(name).set(newest / 1e9)
             self._lag.labels(name).set((received_ns - newest) / 1e9)
-        if "mark" in tables and (gaps := pc.sum(pc.equal(tables["mark"].column("mark"), "gap")).as_py()):
-            self._gaps.labels(self.bounded_source(source)).inc(gaps)
+        if "mark" in tables:
+            self._count_gaps(source, tables["mark"])
+
+    def counted(self, seconds: float) -> None:
+        """A committed batch was counted for `/metrics` and the live picture."""
+        self._counting.inc(seconds)
+
+    def found(self, status: str) -> None:
+        """A diagnosis was made."""
+        self._findings.labels(status).inc()
 
     def duplicate(self) -> None:
         """A batch had been committed before."""
@@ -128,5 +104,22 @@ class Meters:
             if count:
                 self._points.labels(result).inc(count)
 
-    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        return Counter(f"kvscope_{name}", doc, labels, registry=self.registry)
+    def _count_gaps(self, source: str, marks: pa.Table) -> None:
+        gaps = marks.filter(pc.equal(marks.column("mark"), "gap"))
+        if gaps.num_rows == 0:
+            return
+        name = self.bounded_source(source)
+        self._gaps.labels(name).inc(gaps.num_rows)
+        told = [dict(attrs or ()).get("dropped_rows") for attrs in gaps["attrs"].to_pylist()]
+        lost = [None if text is None else whole_number(text, _MOST_ROWS) for text in told]
+        if any(number is not None for number in lost):
+            self._gap_rows.labels(name).inc(sum(number or 0 for number in lost))
+
+    def _counter(self, family: names.Family) -> Counter:
+        return Counter(family.name.removesuffix("_total"), family.doc, family.labels, registry=self.registry)
+
+    def _gauge(self, family: names.Family) -> Gauge:
+        return Gauge(family.name, family.doc, family.labels, registry=self.registry)
+
+    def _histogram(self, family: names.Family) -> Histogram:
+        return Histogram(family.name, family.doc, family.labels, registry=self.registry, buckets=_COMMIT_BOUNDS_S)

@@ -1,6 +1,7 @@
-"""`/metrics`: the collector's own counters, its senders and its store, and the main latencies of what it watches.
+"""`/metrics`: the truth about the fleet as its raw events tell it, and the collector's own health.
 
-Every name carries its unit and starts with `kvscope_`. What no row told has no series (unknown is absent, never zero).
+Every name is of `store/metric_catalogue.py`. What no row told has no series (unknown is absent, never zero). In OpenMetrics,
+which Prometheus asks for, buckets of TTFT and E2E name a request as their exemplar.
 """
 
 from __future__ import annotations
@@ -8,39 +9,51 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from collector.counts.book import Counts, Labels, buckets, metric_of
+from collector.counts.fleet import Fleet
 from collector.ingest import Ingest
-from collector.latencies import Histogram, Latencies, SeriesKey
+from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
-from collector.sketches import BOUNDS_S
+from collector.worker_gauges import worker_gauges
+from store import metric_catalogue as names
 from store.interface import Store, StoreStats
 
-CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 HISTOGRAMS: Final = {
-    "ttft": ("kvscope_time_to_first_token_seconds", "arrival to first token (TTFT)"),
-    "tpot": (
-        "kvscope_time_per_output_token_seconds",
-        "(last - first token) / (output tokens - 1), one a request (TPOT)",
-    ),
-    "itl": ("kvscope_inter_token_latency_seconds", "gap between neighbouring tokens of a request (ITL)"),
-    "e2e": ("kvscope_request_latency_seconds", "arrival to last token (E2E)"),
-    "queue": ("kvscope_queue_seconds", "waiting for the first schedule"),
-    "prefill": ("kvscope_prefill_seconds", "computing the prompt"),
+    "ttft": names.TTFT,
+    "tpot": names.TPOT,
+    "itl": names.ITL,
+    "e2e": names.E2E,
+    "queue": names.QUEUE,
+    "prefill": names.PREFILL,
+    "cache_lookup": names.CACHE_LOOKUP,
 }
+PHASES: Final = {"kv_load": names.KV_LOAD, "kv_transfer": names.KV_TRANSFER}
 SUMS: Final = {
-    "prompt_tokens": ("kvscope_prompt_tokens", "prompt tokens of ended requests"),
-    "cached_tokens": ("kvscope_prefix_hit_tokens", "prompt tokens served from cached blocks"),
-    "output_tokens": ("kvscope_output_tokens", "tokens generated"),
-    "num_preemptions": ("kvscope_preemptions", "times a running request gave its blocks back"),
+    "prompt_tokens": names.PROMPT_TOKENS,
+    "cached_tokens": names.PREFIX_HIT_TOKENS,
+    "output_tokens": names.OUTPUT_TOKENS,
+    "num_preemptions": names.PREEMPTIONS,
+    "computed_tokens": names.COMPUTED_TOKENS,
+    "recomputed_tokens": names.RECOMPUTED_TOKENS,
+    "self_hit_tokens": names.SELF_HIT_TOKENS,
+    "draft_tokens": names.DRAFT_TOKENS,
+    "accepted_tokens": names.ACCEPTED_TOKENS,
 }
-_LABELS: Final = ["vantage", "worker", "model"]
+TIERS: Final = {
+    "cached_tokens_device": "device",
+    "cached_tokens_host": "host",
+    "cached_tokens_remote": "remote",
+}
 STATS_AGE_S: Final = 15.0
 """Sizes of the store are read at most so often: counting rows is a query."""
 
@@ -48,134 +61,145 @@ STATS_AGE_S: Final = 15.0
 class MetricsPage:
     """Renders the page; `render` is called on a worker thread."""
 
-    def __init__(self, meters: Meters, ingest: Ingest, latencies: Latencies, live: Live, store: Store) -> None:
+    def __init__(
+        self,
+        meters: Meters,
+        ingest: Ingest,
+        latencies: Latencies,
+        live: Live,
+        store: Store,
+        fleet: Fleet,
+        disk_budget_bytes: int | None = None,
+    ) -> None:
         self._registry = meters.registry
-        self._registry.register(_OfRequests(latencies))
-        self._registry.register(_OfWorkers(live))
-        self._of_collector = _OfCollector(meters, ingest, store)
-        self._registry.register(self._of_collector)
+        self._registry.register(_Collector(lambda: _of_requests(latencies)))
+        self._registry.register(_Collector(lambda: worker_gauges(live)))
+        self._registry.register(_Collector(lambda: _of_fleet(fleet, latencies)))
+        self._of_collector = _OfCollector(meters, ingest, store, disk_budget_bytes)
+        self._registry.register(_Collector(self._of_collector.collect))
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> bytes:
-        """The page in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The page and its content type: OpenMetrics for who accepts it, else Prometheus' text format."""
+        if any(part.partition(";")[0].strip() == "application/openmetrics-text" for part in accept.split(",")):
+            page: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return page, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def store_stats(self) -> StoreStats:
         """Size and content of the store, at most STATS_AGE_S old."""
         return self._of_collector.fresh_stats()
 
 
-class _OfRequests(Collector):
-    """Latencies and sums of requests by vantage, worker and model."""
+class _Collector(Collector):
+    """Families of a function, without those that nothing has told yet."""
 
-    def __init__(self, latencies: Latencies) -> None:
-        self._latencies = latencies
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        shown = self._latencies.shown()
-        for metric, (name, doc) in HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(name, doc, labels=_LABELS)
-            for key, series in shown:
-                if metric in series.total:
-                    histogram.add_metric(_values(key), *_buckets(series.total[metric]))
-            yield histogram
-        for column, (name, doc) in SUMS.items():
-            counter = CounterMetricFamily(name, doc, labels=_LABELS)
-            for key, series in shown:
-                if column in series.sums:
-                    counter.add_metric(_values(key), series.sums[column])
-            yield counter
-        requests = CounterMetricFamily("kvscope_requests", "requests by how they ended", labels=[*_LABELS, "state"])
+        return (metric for metric in self._families() if metric.samples)
+
+
+def _of_requests(latencies: Latencies) -> Iterator[Metric]:
+    """Latencies by vantage, worker, model and hit class; sums and states without the class."""
+    shown = latencies.shown()
+    for metric, family in HISTOGRAMS.items():
+        histogram = metric_of(family)
         for key, series in shown:
-            for state, count in series.states.items():
-                requests.add_metric([*_values(key), state], count)
-        yield requests
+            if metric in series.total:
+                part = series.total[metric]
+                histogram.add_metric(
+                    (key.vantage, key.worker, key.model, key.hit),
+                    buckets(part.counts, names.LATENCY_BOUNDS_S, part.exemplars),
+                    part.total_s,
+                )
+        yield histogram
+    for metric, family in PHASES.items():
+        bars: dict[Labels, tuple[Counts, float]] = {}
+        for key, series in shown:
+            if metric in series.total:
+                part, pair = series.total[metric], (key.vantage, key.worker, key.model)
+                counts, total_s = bars.get(pair, (0, 0.0))
+                bars[pair] = (counts + part.counts, total_s + part.total_s)
+        histogram = metric_of(family)
+        for labels, (counts, total_s) in bars.items():
+            histogram.add_metric(labels, buckets(counts, names.LATENCY_BOUNDS_S), total_s)
+        yield histogram
+    sums: dict[names.Family, dict[Labels, float]] = {}
+
+    def add(family: names.Family, labels: Labels, value: float) -> None:
+        of = sums.setdefault(family, {})
+        of[labels] = of.get(labels, 0.0) + value
+
+    for key, series in shown:
+        pair = (key.vantage, key.worker, key.model)
+        for column, value in series.sums.items():
+            if column in TIERS:
+                add(names.TIER_HIT_TOKENS, (*pair, TIERS[column]), value)
+            else:
+                add(SUMS[column], pair, value)
+        for name, value in series.reuse.items():
+            if name == "cache_prompt_tokens":
+                add(names.CACHE_PROMPT_TOKENS, pair, value)
+            else:
+                add(names.CACHE_REQUESTS, (*pair, name.removeprefix("reused_")), value)
+        for state, value in series.states.items():
+            add(names.REQUESTS, (*pair, state), value)
+    for family, of_labels in sums.items():
+        counter = metric_of(family)
+        for labels, value in of_labels.items():
+            counter.add_metric(labels, value)
+        yield counter
 
 
-class _OfWorkers(Collector):
-    """Newest step of every worker, evictions, open requests."""
+def _of_fleet(fleet: Fleet, latencies: Latencies) -> Iterator[Metric]:
+    """The book; of what two vantages tell the engine's where a model has it, else the client's, as with latencies."""
+    at_engine = latencies.models_at_engine()
 
-    _GAUGES: Final = {
-        "num_running": ("kvscope_requests_running", "requests in the batch of the newest step"),
-        "num_waiting_prefill": ("kvscope_requests_waiting", "requests waiting for their first schedule, newest step"),
-        "oldest_wait_s": ("kvscope_oldest_wait_seconds", "longest wait in the queue, newest step"),
-    }
-    _BLOCKS: Final = {"blocks_total": "total", "blocks_used": "used", "blocks_cached": "cached"}
+    def is_shown(family: names.Family, labels: Labels) -> bool:
+        if family.labels[:1] != ("vantage",):
+            return True
+        model = labels[family.labels.index("model")]
+        return labels[0] == "engine" or (labels[0] == "client" and model not in at_engine)
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        workers = self._live.workers()
-        for column, (name, doc) in self._GAUGES.items():
-            gauge = GaugeMetricFamily(name, doc, labels=["worker"])
-            for worker, state in workers.items():
-                if state[column] is not None:
-                    gauge.add_metric([worker], state[column])
-            yield gauge
-        blocks = GaugeMetricFamily("kvscope_kv_blocks", "KV blocks of the newest step", labels=["worker", "state"])
-        for worker, state in workers.items():
-            for column, word in self._BLOCKS.items():
-                if state[column] is not None:
-                    blocks.add_metric([worker, word], state[column])
-        yield blocks
-        evictions = CounterMetricFamily(
-            "kvscope_block_evictions",
-            "cached KV blocks reclaimed, as told by rows of this kind",
-            labels=["worker", "kind"],
-        )
-        for (worker, kind), count in self._live.evictions().items():
-            evictions.add_metric([worker, kind], count)
-        yield evictions
-        if self._live.sees_routes:
-            yield GaugeMetricFamily(
-                "kvscope_requests_open", "routed requests without an end", value=self._live.num_open
-            )
+    return fleet.book.metrics(is_shown)
 
 
-class _OfCollector(Collector):
+class _OfCollector:
     """Queue, memory, senders, store."""
 
     def __init__(
-        self, meters: Meters, ingest: Ingest, store: Store, clock: Callable[[], float] = time.monotonic
+        self,
+        meters: Meters,
+        ingest: Ingest,
+        store: Store,
+        disk_budget_bytes: int | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._meters = meters
         self._ingest = ingest
         self._store = store
+        self._disk_budget_bytes = disk_budget_bytes
         self._clock = clock
         self._stats: tuple[float, StoreStats] | None = None
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "kvscope_ingest_queue_batches", "batches on their way to disk", value=self._ingest.num_batches
-        )
-        yield GaugeMetricFamily("kvscope_ingest_memory_bytes", "bodies in flight", value=self._ingest.budget.used_bytes)
+        """Every family of the collector's own health."""
+        yield _one(names.BUILD, 1.0, metadata.version("kvscope"))
+        yield _one(names.INGEST_QUEUE, self._ingest.num_batches)
+        yield _one(names.INGEST_QUEUE_LIMIT, self._ingest.settings.max_batches)
+        yield _one(names.INGEST_MEMORY, self._ingest.budget.used_bytes)
+        yield _one(names.INGEST_MEMORY_LIMIT, self._ingest.settings.memory_bytes)
         yield from self._of_senders()
         yield from self._of_store()
 
     def _of_senders(self) -> Iterator[Metric]:
-        labels = ["source"]
-        received = GaugeMetricFamily(
-            "kvscope_source_last_received_timestamp_seconds", "latest batch of a sender, as Unix time", labels=labels
-        )
-        offset = GaugeMetricFamily(
-            "kvscope_source_clock_offset_seconds", "a sender's clock minus the collector's", labels=labels
-        )
-        error = GaugeMetricFamily(
-            "kvscope_source_clock_error_seconds", "how far off the clock offset may be", labels=labels
-        )
-        missing = GaugeMetricFamily(
-            "kvscope_source_missing_batches", "numbers skipped by a sender's newest epoch so far", labels=labels
-        )
+        received, offset = metric_of(names.SOURCE_RECEIVED), metric_of(names.SOURCE_OFFSET)
+        error, missing = metric_of(names.SOURCE_ERROR), metric_of(names.SOURCE_MISSING)
         seen: set[str] = set()
         for sender in self._store.sources():
             name = self._meters.bounded_source(sender.source)
@@ -192,15 +216,16 @@ class _OfCollector(Collector):
 
     def _of_store(self) -> Iterator[Metric]:
         stats = self.fresh_stats()
-        yield GaugeMetricFamily("kvscope_store_bytes", "bytes of the store on disk", value=stats.bytes)
-        rows = GaugeMetricFamily("kvscope_store_rows", "rows in the store", labels=["kind"])
+        yield _one(names.STORE_BYTES, stats.bytes)
+        rows = metric_of(names.STORE_ROWS)
         for kind, count in stats.rows.items():
             rows.add_metric([kind], count)
         yield rows
         place = Path(stats.url).resolve().parent
         if place.exists():
-            free = shutil.disk_usage(place).free
-            yield GaugeMetricFamily("kvscope_store_free_bytes", "free bytes of the disk of the store", value=free)
+            yield _one(names.STORE_FREE, shutil.disk_usage(place).free)
+        if self._disk_budget_bytes is not None:
+            yield _one(names.STORE_BUDGET, self._disk_budget_bytes)
 
     def fresh_stats(self) -> StoreStats:
         """At most STATS_AGE_S old."""
@@ -210,12 +235,7 @@ class _OfCollector(Collector):
         return self._stats[1]
 
 
-def _values(key: SeriesKey) -> list[str]:
-    return [key.vantage, key.worker, key.model]
-
-
-def _buckets(part: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative counts by upper bound, and the sum, as prometheus_client wants them."""
-    running = part.counts.cumsum().tolist()
-    bounds = [f"{bound:g}" for bound in BOUNDS_S.tolist()] + ["+Inf"]
-    return list(zip(bounds, running, strict=True)), part.total_s
+def _one(family: names.Family, value: float, *labels: str) -> Metric:
+    metric: Metric = metric_of(family)
+    metric.add_metric(labels, value)  # type: ignore[attr-defined]  # of a gauge
+    return metric

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from collector.alerting import Alerting
+from collector.counts.fleet import Fleet
+from collector.counts.slos import SloRule, Slos
 from collector.ingest import Ingest
 from collector.latencies import Latencies
 from collector.live import Live
@@ -23,13 +26,14 @@ from collector.meters import Meters
 from collector.metrics_page import MetricsPage
 from collector.otlp_metrics import OtlpMetrics
 from collector.reads import Reads
-from collector.settings import RetentionSettings, Settings, SqlSettings
+from collector.settings import RetentionSettings, Settings, SloSettings, SqlSettings
 from collector.traces import Traces
 from engine_probe.errors import NotReady, StoreError
 from store.audit import audited
 from store.duckdb_store import DuckDBStore
 from store.interface import Store
 from store.maintenance import Maintenance
+from store.metrics import Slo
 from store.open import open_store
 from store.retention import RetentionPolicy
 
@@ -47,7 +51,7 @@ class Services:
 
     owns_store   the store was opened here and is closed here
     reads        queries of the API; `pages` never wait behind them, nor behind SQL and judgements
-    findings     verdicts in short, oldest first
+    findings     verdicts in short, oldest first; on disk too, where the store has a book of alerts
     """
 
     settings: Settings
@@ -67,6 +71,7 @@ class Services:
     upkeep: Maintenance | None
     started_ns: int
     findings: deque[Mapping[str, Any]]
+    alerting: Alerting | None = None
     _finding_number: count[int] = field(default_factory=lambda: count(1))
     _runs: _Runs | None = None
     _sql: SqlRunner | None = None
@@ -115,15 +120,24 @@ class Services:
                 return runner.run(sql, data=data, max_rows=max_rows, cancelled=cancelled).to_ipc()
             return runner.run_json(sql, data, max_rows=max_rows, cancelled=cancelled)
 
-    def keep_finding(self, finding: Mapping[str, Any]) -> None:
-        """Keep a verdict in short, under the next number."""
-        self.findings.append({"id": next(self._finding_number), **finding})
+    def keep_finding(self, finding: Mapping[str, Any]) -> int:
+        """Keep a verdict in short, under the next number; answers with the number."""
+        with self._lock:
+            if self.alerting is None:
+                number = next(self._finding_number)
+            else:
+                number = self.alerting.book.keep_finding(finding, self.settings.read.keep_findings)
+            self.findings.append({"id": number, **finding})
+        self.meters.found(str(finding["status"]))
+        return number
 
     def close(self) -> None:
         """Finish the accepted batches, then let go of the store."""
         self.drain()
         if self._sql is not None:
             self._sql.close()
+        if self.alerting is not None:
+            self.alerting.stop()
         self.ingest.close()
         for pool in (self.reads, self.pages, self.sql_reads, self.judging):
             pool.close()
@@ -137,15 +151,17 @@ def open_services(settings: Settings, store: Store | None) -> Services:
     """Make every part; opens the store at `settings.store_url` where none is given. Raises StoreError, SchemaTooNew."""
     opened: Store = open_configured(settings) if store is None else store
     meters = Meters(settings.metrics.max_sources)
-    latencies = Latencies(settings.metrics.max_series)
+    most = settings.metrics
+    fleet = Fleet(most.max_series, slos_of(settings.slo), most.top_tenants, most.top_prefixes)
     read = settings.read
     live = Live(read.open_requests, read.open_expiry_s)
-    ingest = Ingest(opened, settings.ingest, settings.server, meters, latencies, live)
+    latencies = Latencies(most.max_series, live.block_sizes, fleet.outcomes)
+    ingest = Ingest(opened, settings.ingest, settings.server, meters, latencies, live, fleet)
     upkeep = None
     if isinstance(opened, DuckDBStore):
         upkeep = Maintenance(opened, policy_of(settings.retention), interval_s=settings.retention.interval_s)
         upkeep.start()
-    return Services(
+    services = Services(
         settings=settings,
         store=opened,
         owns_store=store is None,
@@ -155,7 +171,7 @@ def open_services(settings: Settings, store: Store | None) -> Services:
         meters=meters,
         latencies=latencies,
         live=live,
-        metrics_page=MetricsPage(meters, ingest, latencies, live, opened),
+        metrics_page=MetricsPage(meters, ingest, latencies, live, opened, fleet, settings.retention.disk_budget_bytes),
         reads=Reads("read", read.max_concurrent, read.max_waiting, meters),
         pages=Reads("pages", 1, read.max_waiting, meters),
         sql_reads=Reads("sql", settings.sql.max_children, settings.sql.max_children, meters),
@@ -164,6 +180,33 @@ def open_services(settings: Settings, store: Store | None) -> Services:
         started_ns=time.time_ns(),
         findings=deque(maxlen=read.keep_findings),
     )
+    if isinstance(opened, DuckDBStore):
+        _begin_alerting(services, opened)
+    return services
+
+
+def _begin_alerting(services: Services, store: DuckDBStore) -> None:
+    """Alerts go on where the last process left them. Raises AlertMisuse for receivers that cannot work."""
+    settings = services.settings
+    alerting = Alerting(
+        store,
+        settings.alerts,
+        base_url_of(settings),
+        judging=services.judging,
+        keep_finding=services.keep_finding,
+        registry=services.meters.registry,
+    )
+    services.findings.extend(reversed(alerting.book.findings(settings.read.keep_findings)))
+    services.alerting = alerting
+    alerting.start()
+
+
+def base_url_of(settings: Settings) -> str:
+    """Where people reach the collector, as links in messages say it."""
+    if settings.alerts.public_url is not None:
+        return settings.alerts.public_url.rstrip("/")
+    host = settings.server.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
 
 
 def open_configured(settings: Settings) -> DuckDBStore:
@@ -181,6 +224,17 @@ def policy_of(retention: RetentionSettings) -> RetentionPolicy:
     limits = retention.model_dump()
     del limits["interval_s"]
     return RetentionPolicy(**limits)
+
+
+def slos_of(settings: SloSettings) -> Slos:
+    """What requests are held to, as the settings have it."""
+    return Slos(
+        [
+            SloRule(rule.name, Slo(rule.ttft_s, rule.tpot_s, rule.e2e_s), rule.model, rule.workload, rule.tenant)
+            for rule in settings.rules
+        ],
+        settings.default,
+    )
 
 
 def services_of(request: Request) -> Services:

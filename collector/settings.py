@@ -108,6 +108,61 @@ class MetricsSettings(_Section):
 
     max_series: int = _f(100, "series", "worker and model pairs with own histograms; later ones share `other`", ge=1)
     max_sources: int = _f(200, "sources", "senders with their own series; later ones share `other`", ge=1)
+    top_tenants: int = _f(20, "tenants", "the largest tenants with own series; the rest is `other`", ge=1)
+    top_prefixes: int = _f(20, "prefixes", "the prefixes most asked for with own series; the rest is `other`", ge=1)
+
+
+class SloSetting(_Section):
+    """One rule: which requests it is for (unset: any), and the limits that they must meet (unset: none)."""
+
+    name: str = Field(pattern="^[a-z0-9_]+$")
+    model: str | None = None
+    workload: str | None = None
+    tenant: str | None = None
+    ttft_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tpot_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    e2e_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class SloSettings(_Section):
+    """What requests are held to: the first rule that fits, else the preset of their workload, else the default."""
+
+    default: Literal["interactive", "code", "batch"] = _f(
+        "interactive", "preset", "preset of requests without a workload of a preset"
+    )
+    rules: tuple[SloSetting, ...] = _f(
+        (), "JSON", 'first that fits wins: `[{"name": "gold", "tenant": "acme", "ttft_s": 0.5, "tpot_s": 0.05}]`'
+    )
+
+
+class AlertSettings(_Section):
+    """What the evaluator looks for in live rows, and who is told."""
+
+    enabled: bool = _f(True, "flag", "look at live rows again and again, and raise alerts")
+    receivers_file: Path | None = _f(None, "path", "YAML or JSON file of who is told (docs/alerts.md)")
+    public_url: str | None = _f(
+        None, "URL", "under which people reach this collector, for links in messages; default its address and port"
+    )
+    interval_s: float = _f(60.0, "s", "time between two looks", gt=0)
+    window_s: float = _f(300.0, "s", "length of the window that is looked at", gt=0)
+    settle_s: float = _f(30.0, "s", "the window ends so long before now: rows come when requests end", ge=0)
+    hold_s: float = _f(300.0, "s", "length of the second window, which has to show it before an alert fires", gt=0)
+    cool_down_s: float = _f(300.0, "s", "quiet for so long before an alert is resolved", ge=0)
+    lost_s: float = _f(3_600.0, "s", "resolved when for so long nothing could tell whether it goes on", gt=0)
+    metrics: Annotated[tuple[Literal["ttft", "tpot", "e2e"], ...], NoDecode] = _f(
+        ("ttft", "tpot"), "names", "latencies whose rise is looked for, separated by commas"
+    )
+    min_change_ratio: float = _f(0.2, "ratio", "a smaller rise of latency is nobody's page", ge=0)
+    min_regret_s: float = _f(0.05, "s", "a hotspot that lost less time a request is nobody's page", ge=0)
+    max_busy_ratio: float = _f(0.2, "ratio", "share of the time that looking may take; slow looks come more seldom", gt=0, le=1)
+    retry_first_s: float = _f(1.0, "s", "wait before the first retry of a message; doubles with each", gt=0)
+    retry_limit_s: float = _f(300.0, "s", "longest wait between two retries", gt=0)
+    give_up_s: float = _f(86_400.0, "s", "a message that could not be delivered for so long is a dead letter", gt=0)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
 
 class LogSettings(_Section):
@@ -139,6 +194,8 @@ class Settings(BaseSettings):
     sql: SqlSettings = Field(default_factory=SqlSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    slo: SloSettings = Field(default_factory=SloSettings)
+    alerts: AlertSettings = Field(default_factory=AlertSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
 
@@ -187,6 +244,8 @@ def _shown(value: Any, unit: str) -> str:
         return f"{value // unit_bytes} {name}"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return f"`{','.join(map(str, value))}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

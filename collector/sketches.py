@@ -14,18 +14,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from store.metric_catalogue import LATENCY_BOUNDS_S
 from store.metrics import rank_index
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[Any]
 """Whole numbers; fractions where a row of a sample stands for several."""
 
-BOUNDS_S: Final[Floats] = np.array(
-    """0.001 0.002 0.005 0.01 0.02 0.03 0.05 0.075 0.1 0.15 0.2 0.3 0.5 0.75
-    1 1.5 2 3 5 7.5 10 15 20 30 60 120 300 600""".split(),  # noqa: SIM905
-    dtype=np.float64,
-)
-"""Upper bounds (s) of the histograms on /metrics: from one token of a small model to a long batch answer."""
+BOUNDS_S: Final[Floats] = np.array(LATENCY_BOUNDS_S)
+"""Upper bounds (s) of the histograms on /metrics."""
 
 _BITS = 5
 _SHIFT = 23 - _BITS

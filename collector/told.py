@@ -30,6 +30,17 @@ COUNTED: Final = (
     "prompt_tokens",
     "cached_tokens",
     "num_preemptions",
+    "cache_lookup_s",
+    "kv_load_s",
+    "kv_transfer_s",
+    "computed_tokens",
+    "recomputed_tokens",
+    "self_hit_tokens",
+    "draft_tokens",
+    "accepted_tokens",
+    "cached_tokens_device",
+    "cached_tokens_host",
+    "cached_tokens_remote",
 )
 """Columns that counts are made of; what a row knows of them are bits, the first column's the lowest."""
 REMEMBERED: Final = 65_536
@@ -37,7 +48,7 @@ _UNKNOWN: Final = -1
 _POSITIVE: Final = (1 << 63) - 1
 _MOST_OF_AN_ID: Final = 8
 
-Bits = npt.NDArray[np.uint16]
+Bits = npt.NDArray[np.uint32]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -65,7 +76,7 @@ class Told:
         self._names: list[str | None] = [None] * most
         self._before = np.full(most, _UNKNOWN, dtype=np.int64)  # place of an older request of the same id
         self._facts = np.full((most, len(_FACTS)), _UNKNOWN, dtype=np.int64)
-        self._known = np.zeros(most, dtype=np.uint16)
+        self._known = np.zeros(most, dtype=np.uint32)
         self.series = np.zeros(most, dtype=np.int64)
         """Number of the series that the request of each place is counted in; whoever counts it writes it."""
         self._next = 0
@@ -92,7 +103,7 @@ class Told:
             np.concatenate((first[:, 1], places)),
             again[:, 0],
             again[:, 1],
-            again[:, 2].astype(np.uint16),
+            again[:, 2].astype(np.uint32),
         )
 
     def _plain(self, names: list[str]) -> Flags:
@@ -133,17 +144,17 @@ class Told:
 
 def knows(requests: pa.Table) -> Bits:
     """Bits of COUNTED that each row knows."""
-    bits = np.zeros(requests.num_rows, dtype=np.uint16)
+    bits = np.zeros(requests.num_rows, dtype=np.uint32)
     for position, name in enumerate(COUNTED):
         column = requests.column(name)
         if column.null_count < len(column):
-            bits |= np.uint16(1 << position) * pc.is_valid(column).to_numpy().astype(np.uint16)
+            bits |= np.uint32(1 << position) * pc.is_valid(column).to_numpy().astype(np.uint32)
     return bits
 
 
-def bit(*columns: str) -> np.uint16:
+def bit(*columns: str) -> np.uint32:
     """The bits of these columns."""
-    return np.uint16(sum(1 << COUNTED.index(name) for name in columns))
+    return np.uint32(sum(1 << COUNTED.index(name) for name in columns))
 
 
 _FACTS: Final = ("arrival_ns", "attempt", "generation", "worker", "span")

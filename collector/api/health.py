@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from collector import problems
-from collector.metrics_page import CONTENT_TYPE
 from collector.services import services_of
 from engine_probe.errors import NotReady, TooManyQueries, Unauthorized, WrongHost
 
@@ -47,12 +46,19 @@ async def readyz(request: Request) -> Ready:
     summary="Prometheus metrics",
     response_class=Response,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"},
+        200: {
+            "content": {
+                "text/plain": {"schema": {"type": "string"}},
+                "application/openmetrics-text": {"schema": {"type": "string"}},
+            },
+            "description": "Prometheus' text format; OpenMetrics, with exemplars, for who accepts it",
+        },
         **problems.responses(Unauthorized, WrongHost, NotReady, TooManyQueries),
     },
 )
 async def metrics(request: Request) -> Response:
-    """The collector's own counters, its senders and store, and the main latencies by worker and model."""
+    """The fleet as its raw events tell it, and the collector itself: docs/dashboards.md lists every metric."""
     services = services_of(request)
-    page = await services.pages.run("/metrics", services.metrics_page.render)
-    return Response(page, media_type=CONTENT_TYPE)
+    accept = ",".join(request.headers.getlist("accept"))
+    page, media_type = await services.pages.run("/metrics", services.metrics_page.render, accept)
+    return Response(page, media_type=media_type)

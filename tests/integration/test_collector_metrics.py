@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from store.metric_catalogue import family_of
 from tests.integration.collector_harness import NOW_NS, Collector, request_row, running, step_row
 
 MS = 1_000_000
@@ -56,7 +57,13 @@ def test_page_is_sound_prometheus_text(collector: Collector) -> None:
         if family.type == "counter":
             assert all(sample.name.endswith("_total") for sample in family.samples)
         if family.type == "histogram":
-            assert family.name.endswith("_seconds")
+            assert family.name.endswith(("_seconds", "_tokens", "_requests"))
+        if family.name.startswith("kvscope_"):
+            told = family_of(
+                family.name + ("_total" if family.type == "counter" else "_sum" * (family.type == "histogram"))
+            )
+            assert told.type == family.type
+            assert {label for sample in family.samples for label in sample.labels} - {"le"} <= set(told.labels)
     assert {"kvscope_time_to_first_token_seconds", "kvscope_store_bytes", "kvscope_ingest_commit_seconds"} <= names
 
 
@@ -68,7 +75,7 @@ def test_latencies_are_those_of_the_engine_and_counted_once(collector: Collector
     assert collector.metric(f"{ttft}_sum", **labels) == pytest.approx(0.4)
     assert collector.metric(f"{ttft}_bucket", **labels, le="0.1") == 4
     assert collector.metric(f"{ttft}_bucket", **labels, le="0.075") == 0
-    assert collector.metric(f"{ttft}_bucket", **labels, le="600") == 4
+    assert collector.metric(f"{ttft}_bucket", **labels, le="600.0") == 4
     assert collector.metric(f"{ttft}_count", vantage="client") is None
     assert collector.metric("kvscope_inter_token_latency_seconds_sum", **labels) == pytest.approx(0.08)
     assert collector.metric("kvscope_queue_seconds_sum", **labels) == pytest.approx(0.2)

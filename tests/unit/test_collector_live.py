@@ -91,17 +91,6 @@ def test_newest_step_of_each_worker_is_kept_whatever_the_order() -> None:
     assert workers["b"]["num_running"] is None
 
 
-def test_evictions_are_summed_by_the_kind_of_row_that_told_them() -> None:
-    """Blocks and steps may both tell the same evictions: they are kept apart, never added."""
-    live = Live(10, 60)
-    told(
-        live,
-        block=[{"worker": "a", "at_ns": NOW_NS, "change": change} for change in ("evicted", "stored", "evicted")],
-        step=[{"worker": "a", "at_ns": NOW_NS, "step": i, "blocks_evicted": n} for i, n in enumerate((2, None, 3))],
-    )
-    assert live.evictions() == {("a", "block"): 2, ("a", "step"): 5}
-
-
 def test_rows_of_runs_are_no_live_rows() -> None:
     """An import is history."""
     live = Live(10, 60)
@@ -109,6 +98,6 @@ def test_rows_of_runs_are_no_live_rows() -> None:
         live,
         route=[routed("a", run_id="old")],
         step=[{"worker": "a", "at_ns": NOW_NS, "step": 1, "run_id": "old"}],
-        block=[{"worker": "a", "at_ns": NOW_NS, "change": "evicted", "run_id": "old"}],
+        worker=[{"worker": "a", "at_ns": NOW_NS, "block_size": 16, "run_id": "old"}],
     )
-    assert (open_ids(live), live.workers(), live.evictions(), live.sees_routes) == ([], {}, {}, False)
+    assert (open_ids(live), live.workers(), live.block_sizes, live.sees_routes) == ([], {}, {}, False)

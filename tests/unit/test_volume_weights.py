@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from collector.latencies import Latencies
-from collector.live import Live
 from collector.series_queries import SeriesRequest, series
 from collector.sketches import quantile
 from diagnosis.sampled import around, half_interval, within
@@ -171,13 +170,6 @@ def test_blocks_of_several_rates_have_the_rate_they_come_to(store: Store) -> Non
     """Weights 10 and 2 over two rows: one of six."""
     put(store, block=[block("stored", 1, 0, 0.1), block("stored", 2, 0, 0.5)])
     assert block_rate(store, Window()) == pytest.approx(2 / 12)
-
-
-def test_live_evictions_are_estimated() -> None:
-    """A row of one block in ten is ten evictions."""
-    live = Live(10, 60.0)
-    live.observe({"block": table_from_rows("block", [block("evicted", 1, 0, 0.1), block("evicted", 2, 0, None)])}, T0)
-    assert live.evictions() == {("w0", "block"): 11.0}
 
 
 def test_a_request_that_two_probes_tell_has_the_rate_of_the_one_that_kept_more(store: Store) -> None:
