@@ -19,19 +19,16 @@ from engine_probe.request_log import OpenRequest
 from engine_probe.step_times import StepTimes
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from engine_probe.block_log import BlockEvents
     from engine_probe.recorder import Recorder
     from engine_probe.request_rows import RequestRow
     from engine_probe.sink import Sink
+    from engine_probe.step_ring import Steps
 
 log = logging.getLogger(__name__)
 
-UNFOLD_STEPS: Final = 1 << 17
-"""Steps unfolded into one table at most."""
 _FORGET_STEPS: Final = 4096
 _BREATH: Final = 8
 """Requests turned into rows before the engine's thread may have the interpreter."""
@@ -97,11 +94,11 @@ class Flusher:
         measured = [recorder.measured.popleft() for _ in range(len(recorder.measured))]
         rows = [recorder.rows.popleft() for _ in range(len(recorder.rows))]
         calls = recorder.blocks.drain()
-        steps = recorder.ring.drain()
+        drained = recorder.ring.drain()
         tables: dict[str, list[pa.Table]] = {}
-        for part in _parts(steps):
-            self._times.extend(part)
-            self._add(tables, "step", len(part), partial(self._steps, part))
+        for steps in drained:
+            self._times.extend(steps)
+            self._add(tables, "step", len(steps), partial(self._steps, steps))
         ready = [r for r in self._pending if is_last or not r.changes or r.stop_step <= self._times.stop]
         self._pending = [] if is_last else [r for r in self._pending if r.changes and r.stop_step > self._times.stop]
         if ready:
@@ -136,10 +133,10 @@ class Flusher:
         if table.num_rows:
             tables.setdefault(kind, []).append(table)
 
-    def _steps(self, rows: npt.NDArray[np.void]) -> pa.Table:
+    def _steps(self, steps: Steps) -> pa.Table:
         from engine_probe.step_ring import steps_table
 
-        return steps_table(rows, self._recorder.clock.offset_ns, self._recorder.constants["step"])
+        return steps_table(steps, self._recorder.clock.offset_ns, self._recorder.constants["step"])
 
     def _requests(self, ended: Sequence[OpenRequest]) -> pa.Table:
         from engine_probe.request_rows import request_row
@@ -281,13 +278,3 @@ class Flusher:
         if what not in self._told:
             self._told.add(what)
             say(message)
-
-
-def _parts(rows: npt.NDArray[np.void]) -> list[npt.NDArray[np.void]]:
-    """Ring rows in portions that unfold to a bounded number of steps."""
-    import numpy as np
-
-    if len(rows) == 0:
-        return []
-    portion = np.cumsum(np.maximum(rows["repeat"], 1)) // UNFOLD_STEPS
-    return [rows[portion == number] for number in np.unique(portion)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 NO_SLOT: Final = -1
 """A slot of no request: every verb takes it and does nothing."""
-MAX_REPEAT: Final = 4096
-"""Most equal steps that one `end_step` may stand for."""
 
 
 class Recorder:
@@ -154,21 +152,21 @@ class Recorder:
         gpu_util: float = NAN,
         memory_util: float = NAN,
         at_ns: int | None = None,
-        repeat: int = 1,
         probe_s: float | None = None,
+        run: tuple[Sequence[int], Sequence[float]] | None = None,
     ) -> int:
         """The iteration ends (now, or at this instant); returns its number. What is not given is unknown.
 
-        repeat    it stands for so many equal iterations in a row (1 to MAX_REPEAT), which share the time evenly
         probe_s   what the recorder took of it, s, where that is known better than by measuring (virtual time)
+        run       it stands for two or more in a row that differ in their time alone: the end of each, and its forward_s;
+                  at_ns, oldest_wait_s are those of the last
         """
         entered = perf_counter_ns()
         end_ns = self._now() if at_ns is None else at_ns
         step = self._step
-        repeat = min(max(repeat, 1), MAX_REPEAT)
         # fmt: off
-        self.ring.append(
-            step, repeat, self._start_ns, end_ns, self._probe_ns if probe_s is None else int(probe_s * 1e9),
+        values = (
+            self._start_ns, end_ns, self._probe_ns if probe_s is None else int(probe_s * 1e9),
             num_running, num_waiting_prefill, num_waiting_decode, prefill_tokens, decode_tokens, recomputed_tokens,
             num_preempted, blocks_total, blocks_used, blocks_reserved, blocks_cached, blocks_evicted, wasted_slots,
             kv_cache_bytes, batch_size, max_seq_len,
@@ -176,7 +174,12 @@ class Recorder:
             schedule_s, forward_s, sample_s, alloc_s, oldest_wait_s, kv_load_s, padding_ratio, gpu_util, memory_util,
         )
         # fmt: on
-        self._step = step + repeat
+        if run is None:
+            self.ring.append(step, 1, *values)
+            self._step = step + 1
+        else:
+            self.ring.append_run(*run, step, *values)
+            self._step = step + len(run[0])
         self._in_step = False
         self._start_ns = end_ns
         # The cost of this call is known only now: it is told with the next step.

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from engine_probe.step_ring import Steps
+
 LOST: Final = -1
 MAX_STEPS: Final = 1 << 20
 """Longest memory, 32 MiB: about 87 minutes of 5 ms steps. A request that is open longer loses its first instants."""
@@ -28,25 +30,23 @@ class StepTimes:
         self.stop = 0
         self._columns = np.full((4, 1 << 12), LOST, dtype=np.int64)
 
-    def extend(self, rows: npt.NDArray[np.void]) -> None:
-        """Take drained ring rows in; steps that are missing between them are lost."""
+    def extend(self, steps: Steps) -> None:
+        """Take drained steps in; those that are missing between them are lost."""
         import numpy as np
 
-        if len(rows) == 0:
+        if not len(steps):
             return
         if self.stop == self.base:
-            self.base = self.stop = int(rows["step"][0])
-        self._reserve(int(rows["step"][-1] + max(rows["repeat"][-1], 1)))
-        rows = rows[rows["step"] >= self.base]
-        repeat = np.maximum(rows["repeat"], 1)
-        index = np.repeat(np.arange(len(rows)), repeat)
-        nth = np.arange(len(index)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-        span = (rows["end_ns"] - rows["start_ns"])[index]
-        at = rows["step"][index] - self.base + nth
-        self._columns[0, at] = rows["start_ns"][index] + span * nth // repeat[index]
-        self._columns[1, at] = rows["start_ns"][index] + span * (nth + 1) // repeat[index]
+            self.base = self.stop = int(steps.step[0])
+        self._reserve(int(steps.step[-1]) + 1)
+        at = steps.step - self.base
+        kept = slice(int(np.searchsorted(at, 0)), None)
+        at, index = at[kept], steps.index[kept]
+        self._columns[0, at] = steps.start_ns[kept]
+        self._columns[1, at] = steps.end_ns[kept]
         for name, which in (("alloc_s", 2), ("sample_s", 3)):
-            nanoseconds = np.where(rows[name] >= 0, rows[name] * 1e9, LOST)
+            seconds = steps.rows[name]
+            nanoseconds = np.where(seconds >= 0, seconds * 1e9, LOST)
             self._columns[which, at] = nanoseconds.astype(np.int64)[index]
 
     def forget_before(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +35,13 @@ class FixedSteps:
     def refusal(self, num_tokens: int, context: int) -> str | None:
         return None
 
-    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
+    def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        steps = 0
-        while steps < max_steps and (not steps or until_ns is None or self.clock.now < until_ns):
-            self.clock.advance(STEP_S)
-            steps += 1
-        return StepResult(None, forward_s=STEP_S * steps, steps=steps)
+        self.clock.advance(STEP_S)
+        return StepResult(None, forward_s=STEP_S)
+
+    def foresee(self, decodes: Items[Sequence], most: int) -> tuple[list[int], list[float]]:
+        return [round(STEP_S * 1e9)] * most, [STEP_S] * most
 
     def close(self) -> None: ...
 

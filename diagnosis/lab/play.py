@@ -52,7 +52,7 @@ def play(scene: Scene, run_id: str) -> Played:
     calls = list(scene.calls())
     if scene.cancels:
         for call in calls[scene.cancels - 1 :: scene.cancels]:
-            _cancel(fleet, call.request_id, call.at_ns + round(scene.cancel_s * 1e9))
+            fleet.cancel_at(call.request_id, call.at_ns + round(scene.cancel_s * 1e9))
     tally = fleet.run(calls)
     for recorder in recorders(fleet):
         recorder.close()
@@ -68,10 +68,3 @@ def play(scene: Scene, run_id: str) -> Played:
 def _at(fleet: VirtualFleet, at_ns: int, hook: object) -> None:
     assert callable(hook)
     fleet.at(at_ns, lambda now_ns: hook(fleet, now_ns))
-
-
-def _cancel(fleet: VirtualFleet, request_id: str, at_ns: int) -> None:
-    def go_away(now_ns: int) -> None:
-        fleet.cancel(request_id, now_ns)
-
-    fleet.at(at_ns, go_away)

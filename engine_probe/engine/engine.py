@@ -22,7 +22,7 @@ from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence, State
 from engine_probe.engine.speculation import keep_accepted
 from engine_probe.errors import PromptRefused, UsageError
-from engine_probe.recorder import MAX_REPEAT, Recorder
+from engine_probe.recorder import Recorder
 
 COUNTED = 0
 """Stands for a token where tokens are only counted."""
@@ -82,6 +82,8 @@ class Engine:
         self.num_awaited = 0
         """Requests that will wait here when their KV has come from elsewhere."""
         self._eos = executor.eos_token_ids
+        self.stands_still: str | None = None
+        """What holds up the head of the queue where another step would change nothing about it: blocks | seats; else None."""
         self.flight.started(self)
 
     @property
@@ -165,16 +167,13 @@ class Engine:
         if sequence is None:
             return False
         self.scheduler.end(sequence)
+        self.stands_still = None
         sequence.finish_reason = reason
         self.flight.ended(sequence, state, reason)
         return True
 
-    def step(self, until_ns: int | None = None) -> list[Output] | None:
-        """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done.
-
-        until_ns   where nothing else happens before this instant, equal decode steps may be done at once: none begins after a
-                   request has run out of time, a block expired, or a wait passed its bound
-        """
+    def step(self) -> list[Output] | None:
+        """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done."""
         expired = self._expire_requests()
         begin_ns = self.clock.monotonic_ns()
         self.flight.begin_step(begin_ns)
@@ -185,21 +184,41 @@ class Engine:
             return expired or None
         planned_ns = self.clock.monotonic_ns()
         self.flight.planned(schedule)
-        if until_ns is not None:
-            until_ns = self._nothing_until_ns(until_ns, planned_ns)
-        steps = self._equal_steps(schedule, until_ns)
-        result = self.executor.execute(plan, max_steps=steps, until_ns=until_ns)
+        result = self.executor.execute(plan)
         if result.accepted:
             result = keep_accepted(self, plan, result)
-        outputs = self._take_in(plan, result, begin_ns)
+        outputs = self._take_in(plan, result)
         self.flight.end_step(self, schedule, result, (planned_ns - begin_ns) / 1e9)
+        has_ended = bool(expired)
         for output in outputs:
             if output.finish_reason is not None:
+                has_ended = True
                 self.flight.ended(output.sequence, "finished", output.finish_reason)
+        self.stands_still = None if has_ended else _standing(schedule)
         return expired + outputs
+
+    def disturbed(self) -> None:
+        """Somebody else changed its blocks or its requests: what held up its queue may do so no more."""
+        self.stands_still = None
+
+    def nothing_until_ns(self, now_ns: int) -> int:
+        """Until when nothing happens of itself, but for steps."""
+        until_ns = 1 << 62
+        deadline_ns, expiry_ns = self.next_deadline_ns, self.kv.pool.next_expiry_ns
+        if deadline_ns is not None:
+            until_ns = deadline_ns
+        if expiry_ns is not None:
+            until_ns = min(until_ns, expiry_ns)
+        oldest = self.scheduler.waiting.oldest()
+        if oldest is not None:
+            overdue_ns = oldest.waits_since_ns + self.scheduler.waiting.max_wait_ns + 1
+            if overdue_ns > now_ns:
+                until_ns = min(until_ns, overdue_ns)
+        return until_ns
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix; what runs keeps its blocks. Returns how many blocks were forgotten."""
+        self.stands_still = None
         return self.kv.clear(self.clock.monotonic_ns())
 
     def check_integrity(self) -> None:
@@ -223,6 +242,7 @@ class Engine:
         if sequence.deadline_ns is not None:
             heappush(self._deadlines, (sequence.deadline_ns, sequence.number, sequence))
         self._by_id[sequence.request_id] = sequence
+        self.stands_still = None
         self.flight.arrived(sequence, now_ns)
 
     def _refusal(self, sequence: Sequence) -> str | None:
@@ -249,27 +269,7 @@ class Engine:
                 expired.append(Output(sequence, (), "timeout"))
         return expired
 
-    def _equal_steps(self, schedule: Schedule, until_ns: int | None) -> int:
-        plan = schedule.plan
-        if until_ns is None or plan.prefills or plan.copies or plan.swap_in or plan.swap_out or schedule.preempted:
-            return 1
-        return self.scheduler.room_for_steps(plan, min(MAX_REPEAT, self.config.block_size))
-
-    def _nothing_until_ns(self, until_ns: int, now_ns: int) -> int:
-        """Until when nothing happens of itself."""
-        deadline_ns, expiry_ns = self.next_deadline_ns, self.kv.pool.next_expiry_ns
-        if deadline_ns is not None:
-            until_ns = min(until_ns, deadline_ns)
-        if expiry_ns is not None:
-            until_ns = min(until_ns, expiry_ns)
-        oldest = self.scheduler.waiting.oldest()
-        if oldest is not None:
-            overdue_ns = oldest.waits_since_ns + self.scheduler.waiting.max_wait_ns + 1
-            if overdue_ns > now_ns:
-                until_ns = min(until_ns, overdue_ns)
-        return until_ns
-
-    def _take_in(self, plan: StepPlan, result: StepResult, begin_ns: int) -> list[Output]:
+    def _take_in(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Tokens reach their sequences; what is complete is sealed; what has enough ends."""
         now_ns = self.clock.monotonic_ns()
         for chunk in plan.prefills:
@@ -278,23 +278,17 @@ class Engine:
             if chunk.sequence.forks and chunk.sequence.num_pending == 1:
                 for sibling in self.scheduler.fork(chunk.sequence):
                     self.flight.forked(sibling, chunk.sequence, now_ns)
-        size, steps = self.config.block_size, result.steps
-        complete: list[tuple[int, Sequence]] = []
+        size = self.config.block_size
         for sequence in plan.decodes:
-            before = sequence.num_computed
-            sequence.num_computed = before + steps
-            if before // size != sequence.num_computed // size:
-                complete.append((size - before % size, sequence))
-        if steps > 1:  # of equal steps each block is complete with the one that filled it
-            complete.sort(key=lambda found: found[0])
-        for after, sequence in complete:
-            self.kv.seal(sequence, begin_ns + (now_ns - begin_ns) * after // steps)
+            sequence.num_computed += 1
+            if sequence.num_computed % size == 0:
+                self.kv.seal(sequence, now_ns)
         outputs = []
         for index, sequence in enumerate(plan.emitting):
-            sequence.num_output += steps
+            sequence.num_output += 1
             if result.tokens is None:
                 more = result.accepted[index] if index < len(result.accepted) else 0
-                tokens: Items[int] = (COUNTED,) * (steps + more)
+                tokens: Items[int] = (COUNTED,) * (1 + more)
             else:
                 tokens = (result.tokens[index],)
                 sequence.token_ids.append(tokens[0])
@@ -315,6 +309,14 @@ class Engine:
         if sequence.num_left <= 0 or sequence.num_known >= self.max_context:
             return "length"
         return None
+
+
+def _standing(schedule: Schedule) -> str | None:
+    """What holds up the queue's head, if the next step finds it as this one did: nothing was prefilled, moved or given up."""
+    plan = schedule.plan
+    if schedule.held_up_by not in ("blocks", "seats") or schedule.admitted or schedule.preempted:
+        return None
+    return None if plan.prefills or plan.copies or plan.swap_in or plan.swap_out else schedule.held_up_by
 
 
 def _refuse_mismatch(config: EngineConfig, executor: Executor) -> None:

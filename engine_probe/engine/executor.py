@@ -58,7 +58,6 @@ class StepPlan:
 class StepResult:
     """tokens [len(plan.emitting)] chosen token ids, in that order; None where tokens are only counted.
 
-    steps                 equal steps done (virtual time may do several at once); seconds are those of all of them
     forward_s, sample_s   s; NaN where not measured apart
     load_s                moving KV between host and device, s
     checks                columns of `check` rows, where the packed batch of this step was checked
@@ -70,7 +69,6 @@ class StepResult:
     forward_s: float = float("nan")
     sample_s: float = float("nan")
     load_s: float = 0.0
-    steps: int = 1
     checks: Items[Mapping[str, Any]] = ()
     max_seq_len: int | None = None
     wasted_slots: int | None = None
@@ -100,8 +98,14 @@ class Executor(Protocol):
     def refusal(self, num_tokens: int, context: int) -> str | None:
         """Why a prompt of `context` tokens, computed `num_tokens` at a time, can never run here; None where it can."""
 
-    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
-        """Do the step (a decode-only one up to `max_steps` times, while it would begin before `until_ns`)."""
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do the step."""
+
+    def foresee(self, decodes: Items[Sequence], most: int) -> tuple[list[int], list[float]] | None:
+        """ns and forward_s of each of the next `most` steps, should they decode these and nothing else.
+
+        None where that is not known before they are done.
+        """
 
     def close(self) -> None:
         """Give memory back."""

@@ -48,13 +48,13 @@ class Flight:
         self._size = config.block_size
         self._held_up_by: str | None = None
         self._held_up_since_ns = 0
-        self._waited_s = dict.fromkeys(REASONS, 0.0)
-        self._waited_at_arrival: dict[str, dict[str, float]] = {}
+        self._waited_ns = dict.fromkeys(REASONS, 0)
+        self._waited_at_arrival: dict[str, dict[str, int]] = {}
         self._evicted_before = 0
         self._num_preempted = 0
         """Since the last step was told: where nothing else could be computed there is none."""
         self._begin_ns = 0
-        self._next_sample_ns = 0
+        self.next_sample_ns = 0
         self._totals = Counter[str]()
 
     # The engine
@@ -99,7 +99,7 @@ class Flight:
         )
         for phase, start_ns, end_ns in sequence.early_spans:
             self.recorder.span(sequence.slot, phase, start_ns, end_ns)
-        self._waited_at_arrival[sequence.request_id] = dict(self._waited_s)
+        self._waited_at_arrival[sequence.request_id] = dict(self._waited_ns)
 
     def rejected(self, sequence: Sequence, reason: str) -> None:
         """It can never run."""
@@ -186,47 +186,101 @@ class Flight:
         preempted, self._num_preempted = self._num_preempted, 0
         probe_s = engine.costs.probe()
 
-        def tell(repeat: int, at_ns: int, evicted: int, preempted: int) -> int:
-            return self.recorder.end_step(
-                num_running=batch,
-                num_waiting_prefill=waiting.num_new + awaiting,
-                num_waiting_decode=waiting.num_again,
-                prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
-                decode_tokens=len(plan.decodes) + sum(result.accepted),
-                recomputed_tokens=sum(chunk.num_recomputed for chunk in plan.prefills),
-                num_preempted=preempted,
-                blocks_total=pool.num_blocks,
-                blocks_used=pool.num_referenced,
-                blocks_reserved=engine.scheduler.watermark,
-                blocks_cached=pool.num_cached,
-                blocks_evicted=evicted,
-                batch_size=batch,
-                max_seq_len=UNKNOWN if result.max_seq_len is None else result.max_seq_len,
-                wasted_slots=UNKNOWN if result.wasted_slots is None else result.wasted_slots,
-                padding_ratio=0.0,  # batches are packed
-                schedule_s=schedule_s / result.steps,
-                forward_s=result.forward_s / result.steps,
-                sample_s=result.sample_s / result.steps,
-                kv_load_s=result.load_s / result.steps,
-                oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
-                at_ns=at_ns,
-                repeat=repeat,
-                probe_s=None if probe_s is None else probe_s * repeat,
-                waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
-                waiting_on_budget=num_waiting if held_up_by == "budget" else 0,
-                waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
-                waiting_on_dependency=awaiting + (num_waiting if held_up_by == "dependency" else 0),
-            )
-
-        repeat = result.steps
-        if repeat > 1 and (evicted or preempted):  # of equal steps the first did that, once
-            tell(1, self._begin_ns + (now_ns - self._begin_ns) // repeat, evicted, preempted)
-            repeat, evicted, preempted = repeat - 1, 0, 0
-        step = tell(repeat, now_ns, evicted, preempted)
+        step = self.recorder.end_step(
+            num_running=batch,
+            num_waiting_prefill=waiting.num_new + awaiting,
+            num_waiting_decode=waiting.num_again,
+            prefill_tokens=sum([chunk.num_tokens for chunk in plan.prefills]),
+            decode_tokens=len(plan.decodes) + sum(result.accepted),
+            recomputed_tokens=sum([chunk.num_recomputed for chunk in plan.prefills]),
+            num_preempted=preempted,
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_referenced,
+            blocks_reserved=engine.scheduler.watermark,
+            blocks_cached=pool.num_cached,
+            blocks_evicted=evicted,
+            batch_size=batch,
+            max_seq_len=UNKNOWN if result.max_seq_len is None else result.max_seq_len,
+            wasted_slots=UNKNOWN if result.wasted_slots is None else result.wasted_slots,
+            padding_ratio=0.0,  # batches are packed
+            schedule_s=schedule_s,
+            forward_s=result.forward_s,
+            sample_s=result.sample_s,
+            kv_load_s=result.load_s,
+            oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
+            at_ns=now_ns,
+            probe_s=probe_s,
+            waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
+            waiting_on_budget=num_waiting if held_up_by == "budget" else 0,
+            waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
+            waiting_on_dependency=awaiting + (num_waiting if held_up_by == "dependency" else 0),
+        )
         for columns in result.checks:
             self.recorder.row("check", now_ns, batch_id=f"{self.recorder.worker}-{step}", **columns)
         self._count(schedule)
-        if now_ns >= self._next_sample_ns:
+        if now_ns >= self.next_sample_ns:
+            self._sample(engine, now_ns)
+
+    def decoding(self, sequences: Items[Sequence]) -> None:
+        """From the next step on these give a token in each."""
+        for sequence in sequences:
+            if not sequence.is_decoding:
+                sequence.is_decoding = True
+                self.recorder.decode(sequence.slot)
+
+    def owes(self, engine: Engine) -> bool:
+        """Something happened since the last step, and is told with the next."""
+        return bool(self._num_preempted) or engine.kv.pool.num_evicted > self._evicted_before
+
+    def decoded(
+        self,
+        engine: Engine,
+        batch: int,
+        begin_ns: int,
+        ends_ns: list[int],
+        forward_s: list[float],
+        schedule_ns: int,
+        held_up_by: str | None,
+        last_begin_ns: int,
+    ) -> None:
+        """Steps that did nothing but decode `batch` sequences, and differ in their time alone; see `DecodeRun`."""
+        recorder, pool, waiting = self.recorder, engine.kv.pool, engine.scheduler.waiting
+        recorder.begin_step(begin_ns)
+        self._begin_ns = last_begin_ns
+        self._held_up(held_up_by)
+        now_ns = ends_ns[-1]
+        num_waiting, awaiting = len(waiting), engine.num_awaited
+        oldest = waiting.oldest() if num_waiting else None
+        evicted, self._evicted_before = pool.num_evicted - self._evicted_before, pool.num_evicted
+        preempted, self._num_preempted = self._num_preempted, 0
+        recorder.end_step(
+            num_running=batch,
+            num_waiting_prefill=waiting.num_new + awaiting,
+            num_waiting_decode=waiting.num_again,
+            prefill_tokens=0,
+            decode_tokens=batch,
+            recomputed_tokens=0,
+            num_preempted=preempted,
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_referenced,
+            blocks_reserved=engine.scheduler.watermark,
+            blocks_cached=pool.num_cached,
+            blocks_evicted=evicted,
+            batch_size=batch,
+            padding_ratio=0.0,
+            schedule_s=schedule_ns / 1e9,
+            forward_s=forward_s[-1],
+            kv_load_s=0.0,
+            oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
+            at_ns=now_ns,
+            probe_s=engine.costs.probe(),
+            waiting_on_blocks=num_waiting if held_up_by == "blocks" else 0,
+            waiting_on_budget=0,
+            waiting_on_seats=num_waiting if held_up_by == "seats" else 0,
+            waiting_on_dependency=awaiting,
+            run=(ends_ns, forward_s) if len(ends_ns) > 1 else None,
+        )
+        if now_ns >= self.next_sample_ns:
             self._sample(engine, now_ns)
 
     def stopped(self, engine: Engine) -> None:
@@ -295,8 +349,8 @@ class Flight:
         before = self._waited_at_arrival.pop(sequence.request_id, None)
         labels = sequence.columns.setdefault("labels", {})
         if before is not None:
-            waited = {name: self._waited_s[name] - before[name] for name in REASONS}
-            labels.update({f"waited_on_{name}_s": f"{s:.6f}" for name, s in waited.items() if s > 0})
+            waited = {name: self._waited_ns[name] - before[name] for name in REASONS}
+            labels.update({f"waited_on_{name}_s": f"{ns / 1e9:.6f}" for name, ns in waited.items() if ns > 0})
         if labels:
             self.recorder.note(sequence.slot, labels=labels)
 
@@ -315,7 +369,7 @@ class Flight:
 
     def _sample(self, engine: Engine, now_ns: int) -> None:
         """The gauges and counters that an engine shows on its metrics page."""
-        self._next_sample_ns = now_ns + SAMPLE_EVERY_NS
+        self.next_sample_ns = now_ns + SAMPLE_EVERY_NS
         for name, value in self.counters(engine).items():
             self.recorder.row("sample", now_ns, name=name, value=float(value))
 
@@ -338,7 +392,7 @@ class Flight:
 
     def _count_wait(self, at_ns: int) -> None:
         if self._held_up_by is not None:
-            self._waited_s[self._held_up_by] += max(0, at_ns - self._held_up_since_ns) / 1e9
+            self._waited_ns[self._held_up_by] += max(0, at_ns - self._held_up_since_ns)
         self._held_up_since_ns = max(self._held_up_since_ns, at_ns)
 
 

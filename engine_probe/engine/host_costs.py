@@ -19,6 +19,12 @@ class HostCosts(Protocol):
     def evict(self, num_evicted: int, num_cached: int) -> None:
         """So many blocks were evicted out of so many cached ones."""
 
+    def foresee_lookup(self, num_blocks: int) -> int | None:
+        """ns that such a look-up will take; None where that is not known ahead."""
+
+    def foresee_evict(self, num_cached: int) -> int:
+        """ns that evicting one block will take."""
+
     def probe(self) -> float | None:
         """What the recorder takes of one step, s; None: it is measured."""
 
@@ -30,6 +36,12 @@ class MeasuredCosts:
     def lookup(self, num_blocks: int) -> None: ...
 
     def evict(self, num_evicted: int, num_cached: int) -> None: ...
+
+    def foresee_lookup(self, num_blocks: int) -> int | None:
+        return 0
+
+    def foresee_evict(self, num_cached: int) -> int:
+        return 0
 
     def probe(self) -> float | None:
         return None

@@ -119,6 +119,12 @@ class KvManager:
         sequence.blocks += fresh
         return copies
 
+    def append_block(self, sequence: Sequence, now_ns: int) -> None:
+        """One more block for it, of which there is one; none that it writes is shared."""
+        blocks = self._allocate(1, sequence, now_ns)
+        assert blocks is not None, "a block that was foreseen is not there"
+        sequence.blocks += blocks
+
     def fork(self, sequence: Sequence, sibling: Sequence) -> None:
         """`sibling` shares the blocks that `sequence` has computed; whoever writes a shared one first copies it."""
         shared = sequence.blocks[: self.blocks_for(sequence.num_computed)]

@@ -164,25 +164,6 @@ class Scheduler:
             insort(self.running, sibling, key=_seniority)
         return siblings
 
-    def room_for_steps(self, plan: StepPlan, steps: int) -> int:
-        """How many equal decode steps fit without anybody giving way, `steps` at most; their blocks are allocated."""
-        size = self.kv.block_size
-        for sequence in plan.decodes:
-            steps = min(steps, sequence.num_left, self.max_context - sequence.num_known)
-        while steps > 1:
-            short = [
-                (sequence, missing)
-                for sequence in plan.decodes
-                if (missing := -(-(sequence.num_computed + steps) // size) - len(sequence.blocks)) > 0
-            ]
-            if sum([missing for _, missing in short]) <= self.kv.pool.num_available:
-                now_ns = self._now_ns()
-                for sequence, _ in short:
-                    self.kv.grow(sequence, sequence.num_computed + steps, now_ns)
-                return steps
-            steps //= 2
-        return 1
-
     def check_integrity(self) -> None:
         """Blocks, seats and states agree. Raises AssertionError."""
         under_way = [*self.running, *self.waiting]

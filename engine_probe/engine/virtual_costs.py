@@ -54,9 +54,19 @@ class VirtualCosts:
         chosen = self._settings
         self._clock.advance(self._wait_for_lock() + chosen.lookup_s + num_blocks * chosen.lookup_block_s)
 
+    def foresee_lookup(self, num_blocks: int) -> int | None:
+        chosen = self._settings
+        if chosen.lock_busy_ratio:
+            return None
+        return round((chosen.lookup_s + num_blocks * chosen.lookup_block_s) * 1e9)
+
     def evict(self, num_evicted: int, num_cached: int) -> None:
         chosen = self._settings
         self._clock.advance(num_evicted * (chosen.evict_s + num_cached * chosen.scan_block_s))
+
+    def foresee_evict(self, num_cached: int) -> int:
+        chosen = self._settings
+        return round((chosen.evict_s + num_cached * chosen.scan_block_s) * 1e9)
 
     def probe(self) -> float | None:
         return self._settings.probe_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine_probe.engine.fleet.kv_moves import HandoverSettings, TierSettings
 from engine_probe.engine.fleet.policies import POLICIES
 from engine_probe.engine.fleet.virtual_fleet import Patience, Tally, VirtualFleet
 from engine_probe.engine.host_costs import HostCosts
+from engine_probe.engine.roofline.executor import RooflineExecutor
 from engine_probe.engine.roofline.hardware import HARDWARE
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.scheduler import SchedulerConfig
@@ -32,7 +33,6 @@ from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.engine.virtual_costs import CostSettings, VirtualCosts
 from engine_probe.events import PHASES
 from engine_probe.sink import MemorySink
-from tests.engine_bench import EngineBench
 
 SHAPE, H100 = find_shape("llama-3-8b"), HARDWARE["h100"]
 COSTS = CostSettings(lookup_s=0.0005, scan_block_s=1e-7, lock_busy_ratio=0.2, lock_hold_s=0.001)
@@ -326,52 +326,42 @@ def test_a_fresh_index_tells_the_router_the_truth(asked: tuple[FleetSettings, Tr
             assert candidate["matched_tokens"] == leading * chosen.engine.block_size
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.sampled_from([1, 2, 4, 16]),
-    num_blocks=st.sampled_from([2, 5, 20, 60]),
-    caching=st.booleans(),
-    eviction=st.sampled_from(["lru", "lfu", "fifo", "length"]),
-    ttl_s=st.none() | st.just(0.055),
-    timeout_s=st.none() | st.just(0.155),
-    swap_blocks=st.sampled_from([0, 2, 9]),
-    scheduler=st.fixed_dictionaries(
-        {
-            "policy": st.sampled_from(["fcfs", "shortest", "priority"]),
-            "preemption": st.sampled_from(["recompute", "swap"]),
-            "max_num_seqs": st.integers(1, 4),
-            "max_num_batched_tokens": st.sampled_from([4, 50]),
-            "max_wait_s": st.sampled_from([0.033, 5.0]),
-        }
-    ),
-    asked=st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 12), st.integers(1, 40), st.integers(0, 2)),
-        min_size=1,
-        max_size=8,
-    ),
-)
-def test_equal_steps_at_once_leave_the_rows_of_single_steps(
-    size: int, num_blocks: int, scheduler: dict[str, Any], asked: list[tuple[int, int, int, int, int]], **config: Any
+@settings(max_examples=100, deadline=None)
+@given(asked=fleets(), is_costly=st.sampled_from([None, COSTS, replace(COSTS, lock_busy_ratio=0.0)]))
+def test_workers_that_sleep_leave_the_rows_of_workers_that_take_each_step(
+    asked: tuple[FleetSettings, Traffic], is_costly: CostSettings | None
 ) -> None:
-    """Requests, steps and stored blocks are the same row for row; room is made ahead: evictions may come earlier, or in vain."""
-    ahead = {"blocks_used", "blocks_cached", "blocks_evicted", "oldest_wait_s"}
+    """Every row of every kind, value for value, and what the run came to: nothing tells that steps were foreseen."""
+    made, traffic = asked
     told = []
-    for until_ns in (None, 10**15):
-        bench = EngineBench(
-            num_blocks,
-            block_size=size,
-            scheduler=scheduler,
-            prefix_caching=config["caching"],
-            **{name: value for name, value in config.items() if name != "caching"},
-        )
-        for number, (group, shared, own, max_tokens, priority) in enumerate(asked):
-            ids = [group] * shared + [100 + number] * own
-            if 0 < len(ids) < bench.engine.max_context:
-                bench.request(f"r{number}", ids, max_tokens, priority=priority)
-        while bench.engine.has_work:
-            bench.engine.step(until_ns)
-            bench.engine.check_integrity()
-        steps = [{k: v for k, v in row.items() if k not in ahead and k != "probe_s"} for row in bench.rows("step")]
-        blocks = [row for row in bench.rows("block") if row["change"] != "evicted"]
-        told.append((bench.rows("request"), steps, blocks))
+    for may_sleep in (True, False):
+        draw, sink = random.Random(made.seed), MemorySink()
+        costs = None if is_costly is None else (lambda clock: VirtualCosts(clock, is_costly, 1))
+        fleet = build_fleet(replace(made, equal_steps=may_sleep), sink, run_id="r", costs=costs)
+        calls = [replace(call, priority=draw.choice([0, 0, 1, 5])) for call in traffic.calls()]
+        fleet.at(calls[len(calls) // 2].at_ns, lambda now_ns, fleet=fleet: slow_down(fleet))  # type: ignore[misc]
+        fleet.cancel_at(calls[-1].request_id, calls[-1].at_ns + 30_000_000)
+        tally = fleet.run(calls)
+        fleet.check_integrity()
+        for recorder in recorders(fleet):
+            recorder.close()
+        rows = {kind: by_worker(sink.table(kind).to_pylist()) for kind in sorted(sink.num_rows)}
+        if is_costly is None:  # then the recorder measures itself
+            rows["step"] = [{**row, "probe_s": None} for row in rows.get("step", ())]
+        told.append((asdict(tally), rows))
+    for kind in told[1][1]:
+        assert told[0][1].get(kind) == told[1][1][kind], kind
     assert told[0] == told[1]
+
+
+def slow_down(fleet: VirtualFleet) -> None:
+    """A straggler from now on, and caches that are forgotten."""
+    executor = fleet.engines[0].executor
+    assert isinstance(executor, RooflineExecutor)
+    executor.slow_factor = 1.7
+    fleet.engines[-1].reset_prefix_cache()
+
+
+def by_worker(rows: list[Row]) -> list[Row]:
+    """In each one's own order: when whose rows were flushed is nobody's promise."""
+    return sorted(rows, key=lambda row: str(row["worker"]))

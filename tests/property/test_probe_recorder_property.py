@@ -64,9 +64,11 @@ class Engine:
             recorder.finish(slot, "finished" if action == "finish" else "aborted")
         elif action == "step":
             recorder.begin_step()
-            self.now += amount * 1000
-            recorder.end_step(alloc_s=amount / 3e6, sample_s=amount / 4e6, repeat=1 + which % 3)
-            self.counts["step"] += 1 + which % 3
+            ends = [self.now + amount * 1000 * (step + 1) for step in range(1 + which % 3)]
+            self.now = ends[-1]
+            run = (ends, [0.0] * len(ends)) if len(ends) > 1 else None
+            recorder.end_step(alloc_s=amount / 3e6, sample_s=amount / 4e6, run=run)
+            self.counts["step"] += len(ends)
         elif action == "span":
             recorder.span(slot, PHASES[amount % 10], max(self.now - which * 700, 0), self.now + amount)
         elif action == "hit":

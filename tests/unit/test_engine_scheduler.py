@@ -272,20 +272,6 @@ def test_timeout_ends_a_request_wherever_it_is() -> None:
     assert bench.engine.kv.pool.num_referenced == 0
 
 
-def test_equal_decode_steps_at_once_come_to_the_same() -> None:
-    """Sixteen tokens in runs of steps, until the instant that is given: the rows are those of single steps."""
-    rows = []
-    for until_ns in (None, 10**12):
-        bench = EngineBench(block_size=4)
-        bench.request("a", [1, 2, 3, 4, 5], max_tokens=17)
-        while bench.engine.has_work:
-            bench.engine.step(until_ns)
-        rows.append((bench.requests()["a"]["token_ns"], [row["at_ns"] for row in steps(bench)]))
-        calls = len(bench.executor.plans)
-    assert rows[0] == rows[1]
-    assert calls < 17
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "says"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 from engine_probe.clock import Clock
 from engine_probe.errors import ProbeError
-from engine_probe.recorder import MAX_REPEAT, NO_SLOT, Recorder
+from engine_probe.recorder import NO_SLOT, Recorder
 from engine_probe.request_log import MAX_CHANGES
 from engine_probe.sampling import Sampling
 from engine_probe.sink import MemorySink
@@ -299,31 +299,57 @@ def test_step_rows_hold_what_was_given_and_null_for_the_rest() -> None:
     }
 
 
-def test_a_run_of_equal_steps_is_unfolded() -> None:
-    """One call for four steps of a virtual-time engine: four rows, four tokens, evenly spaced."""
+def test_a_run_of_steps_is_unfolded() -> None:
+    """One call for four steps of a virtual-time engine: four rows, four tokens; who waits had waited less in the earlier ones."""
     bench = Bench()
     slot = bench.recorder.arrive("a")
     bench.recorder.prefill(slot, 4, emits=1)
     bench.step(10)
     bench.recorder.decode(slot)
     bench.recorder.begin_step()
-    bench.wait(20)
-    assert bench.recorder.end_step(num_running=1, repeat=4) == 1
+    run = ([14 * MS, 19 * MS, 25 * MS, 32 * MS], [0.001, 0.002, 0.003, 0.004])
+    bench.wait(22)
+    assert bench.recorder.end_step(num_running=1, oldest_wait_s=0.020, probe_s=2e-6, run=run) == 1
     bench.recorder.finish(slot)
     (row,) = bench.rows("request")
-    assert row["token_ns"] == [10, 15, 20, 25, 30]
-    steps = [(step["step"], step["at_ns"], step["duration_s"]) for step in bench.rows("step")]
-    assert steps == [(0, 10, 0.01), (1, 15, 0.005), (2, 20, 0.005), (3, 25, 0.005), (4, 30, 0.005)]
+    assert row["token_ns"] == [10, 14, 19, 25, 32]
+    names = ("step", "at_ns", "duration_s", "forward_s", "oldest_wait_s", "probe_s")
+    assert [tuple(step.get(name) for name in names) for step in bench.rows("step")[1:]] == [
+        (1, 14, 0.004, 0.001, 0.002, 2e-6),
+        (2, 19, 0.005, 0.002, 0.007, 2e-6),
+        (3, 25, 0.006, 0.003, 0.013, 2e-6),
+        (4, 32, 0.007, 0.004, 0.020, 2e-6),
+    ]
+
+
+def test_a_run_that_finds_no_room_is_lost_whole() -> None:
+    """A ring of one row: the second run is counted step by step, and the third has its own instants again."""
+    bench = Bench(steps=1)
+
+    def run(*ends: int) -> None:
+        bench.recorder.begin_step(bench.now)
+        bench.now = ends[-1] * MS
+        bench.recorder.end_step(run=([end * MS for end in ends], [0.0] * len(ends)))
+
+    run(1, 3)
+    run(4, 5)
+    bench.recorder.flush()
+    run(7, 9)
+    assert [(step["at_ns"], step["duration_s"]) for step in bench.rows("step")] == [
+        (1, 0.001), (3, 0.002), (7, 0.002), (9, 0.002),
+    ]  # fmt: skip
+    assert bench.recorder.lost == {"step": 2}
 
 
 def test_very_long_runs_are_unfolded_in_portions() -> None:
-    """Forty runs of the longest kind are 160,000 steps: all rows come out."""
+    """Forty runs of 4,096 steps are 160,000 steps: all rows come out."""
     bench = Bench()
-    for _ in range(40):
-        bench.step(1, repeat=MAX_REPEAT * 2)
+    for number in range(40):
+        ends = [number * 4096 + step + 1 for step in range(4096)]
+        bench.recorder.begin_step(number * 4096)
+        bench.recorder.end_step(at_ns=ends[-1], run=(ends, [0.0] * 4096))
     bench.recorder.flush()
-    column = bench.sink.table("step").column("step")
-    assert column.to_pylist() == list(range(40 * MAX_REPEAT))
+    assert bench.sink.table("step").column("step").to_pylist() == list(range(40 * 4096))
 
 
 def test_block_events_come_out_one_a_row() -> None:

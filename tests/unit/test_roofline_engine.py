@@ -32,11 +32,8 @@ class Run:
         return max(later - earlier for earlier, later in itertools.pairwise(self.tokens_s[name]))
 
 
-def run(requests: list[tuple[str, float, int, int]], scheduler: SchedulerConfig, *, at_once: bool = False) -> Run:
-    """Serve (name, arrival s, prompt tokens, output tokens) with Llama-3-8B on an H100.
-
-    at_once   equal decode steps may be done together, up to the next arrival
-    """
+def run(requests: list[tuple[str, float, int, int]], scheduler: SchedulerConfig) -> Run:
+    """Serve (name, arrival s, prompt tokens, output tokens) with Llama-3-8B on an H100."""
     clock, done = VirtualClock(), Run()
     recorder = Recorder(MemorySink(), worker="w0", clock=clock, flush_s=0)
     engine = Engine(
@@ -50,7 +47,7 @@ def run(requests: list[tuple[str, float, int, int]], scheduler: SchedulerConfig,
             name, arrival_s, prompt, output = waiting.pop(0)
             engine.submit(Sequence(name, prompt, SamplingParams(max_tokens=output), round(arrival_s * 1e9)))
         next_ns = round(waiting[0][1] * 1e9) if waiting else 1 << 62
-        outputs = engine.step(until_ns=next_ns if at_once else None)
+        outputs = engine.step()
         done.steps += 1
         if not outputs and not engine.has_work and waiting:
             clock.advance_to(next_ns)
@@ -96,13 +93,3 @@ def test_decode_alone_stays_above_its_floor() -> None:
     """Llama-3-8B at 16 bit: 15.0 GB a token at 2.78 TB/s are 5.4 ms, with the host's 0.5 about 5.9 ms."""
     gaps = run([("a", 0.0, 100, 50)], SchedulerConfig())
     assert gaps.longest_gap_s("a") == pytest.approx(5.9e-3, abs=0.1e-3)
-
-
-def test_steps_done_at_once_end_requests_when_single_steps_do() -> None:
-    """The same arrivals, step by step and in runs of equal steps: last tokens agree to a microsecond, with far fewer steps."""
-    single = run(DECODING + LONG, SchedulerConfig())
-    at_once = run(DECODING + LONG, SchedulerConfig(), at_once=True)
-    assert at_once.steps < single.steps / 5
-    for name, instants in single.tokens_s.items():
-        assert len(at_once.tokens_s[name]) == len(instants)
-        assert at_once.tokens_s[name][-1] == pytest.approx(instants[-1], abs=1e-6)

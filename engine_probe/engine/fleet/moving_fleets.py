@@ -55,6 +55,7 @@ class TieredFleet(VirtualFleet):
         begun = self._loading.pop(ask.call.request_id, None)
         if begun is None:
             return super()._abort(ask, at_ns, reason)
+        self._wake(ask.worker, at_ns)
         sequence = self._loaded_sequence(ask, *begun, at_ns)
         flight = self.engines[ask.worker].flight
         flight.arrived(sequence, at_ns)
@@ -124,17 +125,6 @@ class SplitFleet(VirtualFleet):
     def _tokens_here(self, call: Call) -> int:
         return 1
 
-    def _step(self, worker: int, event_ns: int | None) -> None:
-        if worker >= self._handover.prefill_workers:
-            # A prefill that ends hands over: nobody who decodes does equal steps past that.
-            busy = [
-                self._clocks[index].now
-                for index in range(self._handover.prefill_workers)
-                if self.engines[index].has_work
-            ]
-            event_ns = min([*busy, *([] if event_ns is None else [event_ns])], default=None)
-        super()._step(worker, event_ns)
-
     def _left(self, worker: int) -> None:
         if worker < self._handover.prefill_workers:
             super()._left(worker)
@@ -155,6 +145,7 @@ class SplitFleet(VirtualFleet):
         self._left(ask.worker)
         source = self.engines[ask.worker].config.worker
         ask.worker = self._decoder()
+        self._wake(ask.worker, self._now_ns)
         self.engines[ask.worker].num_awaited += 1
         may_go_ns = now_ns + round(self._handover.orchestration_s * 1e9)
         self.at(may_go_ns, lambda at_ns: self._send(ask, source, now_ns, at_ns))

@@ -42,11 +42,11 @@ class Router:
         self._workers = list(workers)
         self._block_size = block_size
         self._name = name
-        self._looks_up = policy.name in USES_INDEX
+        self.looks_up = policy.name in USES_INDEX
 
     def route(self, call: Call, now_ns: int) -> int:
         """The worker that gets it."""
-        if self._looks_up:
+        if self.looks_up:
             self.feed.advance(now_ns)
             matched = self.feed.index.match(call.blocks)
         else:

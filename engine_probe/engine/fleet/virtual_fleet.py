@@ -1,8 +1,10 @@
 """A fleet in virtual time: workers with clocks of their own, one loop that always moves the one that is furthest behind.
 
 So nothing is seen before it happened, but for the step a worker is in: what it will have done at its end is known when the
-step begins (a router may see a request leave up to one step early). Clients may lose patience, ask again, or wait for their
-answer before they ask for more.
+step begins (a router may see a request leave up to one step early). A worker whose next steps are known ahead (`decode_run`)
+sleeps through what does not concern it, and is brought forward when something does. Clients may lose patience, ask again, or
+wait for their answer before they ask for more.
+Invariant: what comes of a run does not depend on whether workers sleep.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
+from engine_probe.engine.decode_run import NEVER, DecodeRun, foresee
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.fleet.router import Router
 from engine_probe.engine.sampling_params import SamplingParams
@@ -77,7 +80,7 @@ class Ask:
 class VirtualFleet:
     """Engines on virtual clocks behind one router.
 
-    equal_steps several equal decode steps may be done at once; their tokens' instants are then evenly spread
+    equal_steps workers may sleep; False: every step is taken for itself, which comes to the same and takes longer
     in_flight   None: calls come when they come (open loop). A number: so many clients, each asks for the next call when its
                 answer is there (closed loop); the calls' instants do not count then
     """
@@ -103,19 +106,28 @@ class VirtualFleet:
         self._front_end = front_end or ConstantFrontEnd()
         self._patience = patience
         self._in_flight = in_flight
-        # In a closed loop an answer brings the next call, at an instant that is not known yet: steps come one by one.
-        self._equal_steps = equal_steps and in_flight is None
+        self._may_sleep = equal_steps
         self._on_progress = on_progress
         self._clocks = [_virtual(engine) for engine in engines]
-        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._asleep: list[DecodeRun | None] = [None] * len(engines)
+        self._due = [NEVER] * len(engines)
+        """When each worker is to be stepped: when its next step begins, or the first that is not slept through."""
+        self._now_ns = 0
+        """When the step or event under way began."""
+        # Which events a feed loses is drawn in their order over all workers.
+        self._evictions_show = router.looks_up and router.feed.loss_ratio > 0
+        self._events: list[tuple[int, int, Callable[[int], object], bool]] = []
         self._num_events = 0
         self._asks: dict[str, Ask] = {}
         self._calls: Iterator[Call] = iter(())
 
-    def at(self, at_ns: int, action: Callable[[int], None]) -> None:
+    def at(self, at_ns: int, action: Callable[[int], object]) -> None:
         """Do this at that instant of the run's clock (a fault begins, a cache is reset); it is given the instant."""
-        self._num_events += 1
-        heappush(self._events, (at_ns, self._num_events, action))
+        self._at(at_ns, action, wakes=True)
+
+    def cancel_at(self, request_id: str, at_ns: int, reason: str = "client_gone") -> None:
+        """Its client goes away for good at that instant."""
+        self._at(at_ns, lambda now_ns: self.cancel(request_id, now_ns, reason))
 
     def cancel(self, request_id: str, at_ns: int, reason: str = "client_gone") -> bool:
         """Its client goes away for good. False where the request has not come to an engine, or ended."""
@@ -135,16 +147,25 @@ class VirtualFleet:
             self._next_call(0)
         last_ns = 0
         while True:
-            worker = self._furthest_behind()
-            event_ns = self._events[0][0] if self._events else None
-            if worker is None or (event_ns is not None and self._clocks[worker].now >= event_ns):
-                if event_ns is None:
-                    break
-                at_ns, _, action = heappop(self._events)
-                last_ns = max(last_ns, at_ns)
+            due_ns = min(self._due)
+            event_ns = self._events[0][0] if self._events else NEVER
+            if due_ns < event_ns:
+                self._now_ns = due_ns
+                self._move(self._due.index(due_ns), event_ns)
+                continue
+            if event_ns == NEVER:
+                break
+            at_ns, _, action, wakes = heappop(self._events)
+            self._now_ns, last_ns = at_ns, max(last_ns, at_ns)
+            if not wakes:
                 action(at_ns)
-            else:
-                self._step(worker, event_ns)
+                continue
+            for worker in range(len(self.engines)):
+                self._wake(worker, at_ns)
+            action(at_ns)
+            for worker, engine in enumerate(self.engines):
+                engine.disturbed()
+                self._look(worker)
         for engine in self.engines:
             engine.flight.stopped(engine)
             engine.flight.recorder.flush()
@@ -157,33 +178,67 @@ class VirtualFleet:
         for engine in self.engines:
             engine.check_integrity()
 
-    def _furthest_behind(self) -> int | None:
-        best, best_ns = None, 0
-        for index, engine in enumerate(self.engines):
-            if engine.has_work:
-                now = self._clocks[index].now
-                if best is None or now < best_ns:
-                    best, best_ns = index, now
-        return best
+    def _at(self, at_ns: int, action: Callable[[int], object], *, wakes: bool = False) -> None:
+        """wakes: it may look at every worker, and change any. Others wake whom they touch."""
+        self._num_events += 1
+        heappush(self._events, (at_ns, self._num_events, action, wakes))
 
-    def _step(self, worker: int, event_ns: int | None) -> None:
+    def _move(self, worker: int, event_ns: int) -> None:
+        """It is due: it sleeps if it may, or takes a step."""
+        run = self._asleep[worker]
+        if run is not None:
+            self._bring_forward(run, NEVER)
+            self._asleep[worker] = None
+        self._asleep[worker] = self._foresee(worker)
+        if self._asleep[worker] is None:
+            self._step(worker, event_ns)
+            if self._asleep[worker] is None:
+                self._asleep[worker] = self._foresee(worker)
+        self._look(worker)
+        recorder = self.engines[worker].flight.recorder
+        if recorder.blocks.num_waiting > FLUSH_BLOCKS or recorder.ring.head - recorder.ring.tail > FLUSH_STEPS:
+            recorder.flush()
+
+    def _foresee(self, worker: int) -> DecodeRun | None:
+        return foresee(self.engines[worker], evictions_show=self._evictions_show) if self._may_sleep else None
+
+    def _wake(self, worker: int, at_ns: int) -> None:
+        """It has done what begins before this instant, and is ready for anything."""
+        run = self._asleep[worker]
+        if run is not None:
+            self._bring_forward(run, at_ns)
+            self._asleep[worker] = None
+            self._look(worker)
+
+    def _bring_forward(self, run: DecodeRun, until_ns: int) -> None:
+        steps = run.advance(until_ns)
+        self.tally.steps += steps
+        self.tally.output_tokens += steps * run.batch
+
+    def _look(self, worker: int) -> None:
+        """When it is due next."""
+        run = self._asleep[worker]
+        if run is not None:
+            self._due[worker] = run.end_ns
+        else:
+            self._due[worker] = self._clocks[worker].now if self.engines[worker].has_work else NEVER
+
+    def _step(self, worker: int, event_ns: int) -> None:
         engine, clock = self.engines[worker], self._clocks[worker]
-        outputs = engine.step(event_ns if self._equal_steps else None)
+        outputs = engine.step()
         self.tally.steps += 1
         if outputs is None:
             self._wait(engine, clock, event_ns)
             return
         for output in outputs:
             self._note(output, clock.now)
-        recorder = engine.flight.recorder
-        if recorder.blocks.num_waiting > FLUSH_BLOCKS or recorder.ring.head - recorder.ring.tail > FLUSH_STEPS:
-            recorder.flush()
 
-    def _wait(self, engine: Engine, clock: VirtualClock, event_ns: int | None) -> None:
+    def _wait(self, engine: Engine, clock: VirtualClock, event_ns: int) -> None:
         """Nothing can be computed until something happens."""
-        instants = [at_ns for at_ns in (event_ns, engine.next_deadline_ns) if at_ns is not None]
-        if instants:
-            clock.advance_to(min(instants))
+        deadline_ns = engine.next_deadline_ns
+        until_ns = event_ns if deadline_ns is None else min(event_ns, deadline_ns)
+        if until_ns < NEVER:
+            clock.advance_to(until_ns)
             return
         for request_id in engine.request_ids:
             engine.abort(request_id, "stuck")
@@ -197,7 +252,7 @@ class VirtualFleet:
         at_ns = call.at_ns if self._in_flight is None else now_ns
         if at_ns < now_ns:
             raise UsageError(f"call {call.request_id} comes at {at_ns} ns, before its forerunner; sort the calls")
-        self.at(at_ns, lambda at: self._arrive(call, at))
+        self._at(at_ns, lambda at: self._arrive(call, at))
 
     def _arrive(self, call: Call, at_ns: int) -> None:
         if self._in_flight is None:
@@ -207,12 +262,28 @@ class VirtualFleet:
         self._ask(call, at_ns, 0)
 
     def _ask(self, call: Call, at_ns: int, attempt: int) -> None:
+        if self.router.looks_up:
+            self._tell_feed(at_ns)
         worker = self.router.route(call, at_ns)
         engine, clock = self.engines[worker], self._clocks[worker]
         front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
         queued_ns = at_ns + round(front_s * 1e9)
         self._asks[call.request_id] = Ask(call, attempt, worker)
-        self.at(queued_ns, lambda _: self._submit(call, at_ns, queued_ns, attempt, engine, clock))
+
+        def submit(_: int) -> None:
+            self._wake(worker, queued_ns)
+            self._submit(call, at_ns, queued_ns, attempt, engine, clock)
+            engine.disturbed()
+            self._look(worker)
+
+        self._at(queued_ns, submit)
+
+    def _tell_feed(self, at_ns: int) -> None:
+        """Evictions of those that sleep, where the router would have heard of them by now."""
+        before_ns = at_ns - self.router.feed.delay_ns
+        for run in self._asleep:
+            if run is not None and run.next_eviction_ns <= before_ns:
+                self._bring_forward(run, at_ns)
 
     def _submit(
         self, call: Call, at_ns: int, queued_ns: int, attempt: int, engine: Engine, clock: VirtualClock
@@ -263,7 +334,7 @@ class VirtualFleet:
     def _wait_patiently(self, call: Call, at_ns: int, queued_ns: int, attempt: int) -> None:
         if self._patience is not None and call.request_id in self._asks:
             due_ns = at_ns + round(self._patience.timeout_s * 1e9)
-            self.at(max(due_ns, queued_ns), lambda at: self._lose_patience(call, attempt, at))
+            self._at(max(due_ns, queued_ns), lambda at: self._lose_patience(call, attempt, at))
 
     def _lose_patience(self, call: Call, attempt: int, at_ns: int) -> None:
         ask, patience = self._asks.get(call.request_id), self._patience
@@ -275,12 +346,15 @@ class VirtualFleet:
         if attempt < patience.max_retries:
             self.tally.retries += 1
             again_ns = at_ns + round(patience.backoff_s * 1e9)
-            self.at(again_ns, lambda at: self._ask(call, at, attempt + 1))
+            self._at(again_ns, lambda at: self._ask(call, at, attempt + 1))
 
     def _abort(self, ask: Ask, at_ns: int, reason: str) -> bool:
         """It ends where it is. False where no engine has it."""
+        self._wake(ask.worker, at_ns)
         self._clocks[ask.worker].advance_to(at_ns)
-        return self.engines[ask.worker].abort(ask.call.request_id, reason)
+        is_done = self.engines[ask.worker].abort(ask.call.request_id, reason)
+        self._look(ask.worker)
+        return is_done
 
     def _note(self, output: Output, now_ns: int) -> None:
         ask = self._asks.get(output.sequence.request_id)

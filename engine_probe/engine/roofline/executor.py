@@ -1,7 +1,7 @@
 """An executor that computes nothing and takes the time that the computation would: the clock moves, tokens are counted.
 
-Invariant: `max_steps` equal decode steps at once move the clock as far as the same steps one by one (to a nanosecond a step):
-each sequence's context grows by one a step, so step k takes first + k * growth, and the sum has a closed form.
+Invariant: `foresee` tells of steps that only decode what `execute` will take, to the nanosecond: each sequence's context grows by
+one a step, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_probe.engine.executor import StepPlan, StepResult
 from engine_probe.engine.roofline.hardware import Hardware
 from engine_probe.engine.roofline.memory import activation_bytes, block_bytes_on_rank, plan_memory
 from engine_probe.engine.roofline.model_shape import ModelShape
-from engine_probe.engine.roofline.step_time import StepTime, causal_pairs, steps_until, total_of_steps
+from engine_probe.engine.roofline.step_time import StepTime, causal_pairs
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.errors import UsageError
@@ -110,46 +111,36 @@ class RooflineExecutor:
     def close(self) -> None:
         """Nothing is held."""
 
-    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
-        """Move the clock by the step's time; a plan of decodes alone by that of up to `max_steps` steps.
-
-        A further step is done where it begins before `until_ns`. forward_s is of all steps done, the host's part left out.
-        """
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Move the clock by the step's time. forward_s is of it, the host's part left out."""
         moved = len(plan.swap_out) + len(plan.swap_in)
         before_s = moved * self._move_s + len(plan.copies) * self._copy_s
         decodes = plan.decodes
-        batch = len(decodes)
-        steps = 1
         if plan.prefills:
             step_s = self._mixed_s(plan)
-        elif not batch:
+        elif not decodes:
             step_s = self.times.hardware.host_overhead_s
-        elif self._has_windows:
-            steps, step_s = self._windowed_steps(decodes, max_steps, self._left_s(until_ns, before_s))
         else:
-            fixed_s = self._fixed_of_batch.get(batch)
-            if fixed_s is None:
-                fixed_s = self._fixed_of_batch[batch] = self.times.parts(batch, batch).total_s
-            key_s = self.times.decode_key_s
-            first_s = fixed_s + (sum([sequence.num_computed for sequence in decodes]) + batch) * key_s
-            if max_steps > 1:
-                growth_s = batch * key_s
-                steps = max_steps
-                if until_ns is not None:
-                    steps = steps_until(self._left_s(until_ns, before_s), first_s, growth_s, max_steps)
-                step_s = total_of_steps(steps, first_s, growth_s)
-            else:
-                step_s = first_s
+            step_s = self._fixed_s(len(decodes)) + self._decode_keys(decodes) * self.times.decode_key_s
         slow = self.slow_factor
         self.clock.advance((before_s + step_s) * slow)
-        forward_s = (step_s - steps * self.times.hardware.host_overhead_s) * slow
-        return StepResult(None, forward_s=forward_s, load_s=moved * self._move_s * slow, steps=steps)
+        forward_s = (step_s - self.times.hardware.host_overhead_s) * slow
+        return StepResult(None, forward_s=forward_s, load_s=moved * self._move_s * slow)
 
-    def _left_s(self, until_ns: int | None, before_s: float) -> float:
-        """Time for steps before `until_ns`, at the pace of a device that is not slow."""
-        if until_ns is None:
-            return float("inf")
-        return (until_ns - self.clock.monotonic_ns()) / 1e9 / self.slow_factor - before_s
+    def foresee(self, decodes: Items[Sequence], most: int) -> tuple[list[int], list[float]] | None:
+        """ns and forward_s of each of the next `most` steps, should they decode these and nothing else."""
+        # Every operation as in `execute` and `VirtualClock.advance`, in their order: to the nanosecond.
+        steps_s = self._fixed_s(len(decodes)) + self._keys_ahead(decodes, most) * self.times.decode_key_s
+        slow = self.slow_factor
+        forward_s = (steps_s - self.times.hardware.host_overhead_s) * slow
+        return np.rint(steps_s * slow * 1e9).astype(np.int64).tolist(), forward_s.tolist()
+
+    def _fixed_s(self, batch: int) -> float:
+        """Of a step with so many decodes, what does not grow with their contexts."""
+        fixed_s = self._fixed_of_batch.get(batch)
+        if fixed_s is None:
+            fixed_s = self._fixed_of_batch[batch] = self.times.parts(batch, batch).total_s
+        return fixed_s
 
     def _mixed_s(self, plan: StepPlan) -> float:
         tokens = emitted = len(plan.decodes)
@@ -165,13 +156,19 @@ class RooflineExecutor:
             for share, window in self._windows:
                 pairs += share * causal_pairs(chunk.start, chunk.num_tokens, window)
                 keys += share * (end if window is None else min(end, window + chunk.num_tokens))
-        decode_keys = float(self._decode_keys(plan.decodes, 1)[0]) if plan.decodes else 0.0
+        decode_keys = float(self._decode_keys(plan.decodes)) if plan.decodes else 0.0
         return self.times.parts(
             tokens, emitted, decode_keys=decode_keys, prefill_pairs=pairs, prefill_keys=keys
         ).total_s
 
-    def _decode_keys(self, decodes: Items[Sequence], steps: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """[steps] tokens attended to in each of the next steps, summed over sequences, averaged over layers."""
+    def _decode_keys(self, decodes: Items[Sequence]) -> float:
+        """Tokens attended to in the next step, summed over sequences, averaged over layers."""
+        if not self._has_windows:
+            return sum([sequence.num_computed for sequence in decodes]) + len(decodes)
+        return float(self._keys_ahead(decodes, 1)[0])
+
+    def _keys_ahead(self, decodes: Items[Sequence], steps: int) -> npt.NDArray[np.float64]:
+        """[steps] the same of each of the next steps."""
         if not self._has_windows:
             first = sum([sequence.num_computed for sequence in decodes]) + len(decodes)
             return first + len(decodes) * np.arange(steps, dtype=np.float64)
@@ -180,11 +177,3 @@ class RooflineExecutor:
         for share, window in self._windows:
             keys += share * (seen if window is None else np.minimum(seen, window)).sum(axis=0)
         return keys
-
-    def _windowed_steps(self, decodes: Items[Sequence], max_steps: int, left_s: float) -> tuple[int, float]:
-        """(steps, their seconds) of a model with windows: a context stops to grow at its window."""
-        batch = len(decodes)
-        fixed_s = self.times.parts(batch, batch).total_s
-        ends = np.cumsum(fixed_s + self._decode_keys(decodes, max(max_steps, 1)) * self.times.decode_key_s)
-        steps = min(1 + int(np.searchsorted(ends[:-1], left_s)), len(ends))
-        return steps, float(ends[steps - 1])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from engine_probe.engine.executor import StepPlan, StepResult
 from engine_probe.engine.roofline.executor import RooflineExecutor
+from engine_probe.engine.sequence import Sequence
 from engine_probe.errors import UsageError
 
 
@@ -85,14 +86,23 @@ class ExtendedExecutor(RooflineExecutor):
         """Nothing is compiled any more (another build, a cache that was lost)."""
         self._compiled.clear()
 
-    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
-        """The plain step after what its extras take. A step that speculates is done alone."""
+    def foresee(self, decodes: Items[Sequence], most: int) -> tuple[list[int], list[float]] | None:
+        """Not where drafts decide how far a step comes, nor of a shape that is yet to be compiled."""
+        shapes = self.extras.shapes
+        if self.extras.speculation is not None or (
+            shapes is not None and self._class(len(decodes)) not in self._compiled
+        ):
+            return None
+        return super().foresee(decodes, most)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The plain step after what its extras take."""
         speculates = self.extras.speculation if plan.decodes else None
         extra_s = self._compiling_s(plan) + self._swapping_s(plan)
         if speculates is not None:
             extra_s += self._speculating_s(plan, speculates)
         self.clock.advance(extra_s * self.slow_factor)
-        result = super().execute(plan, max_steps=1 if speculates else max_steps, until_ns=until_ns)
+        result = super().execute(plan)
         if speculates is None:
             return result
         accepted = [self._accepted(speculates) for _ in plan.decodes]
@@ -102,11 +112,15 @@ class ExtendedExecutor(RooflineExecutor):
         shapes = self.extras.shapes
         if shapes is None:
             return 0.0
-        shape = -(-(_prompt_tokens(plan) + len(plan.decodes)) // shapes.class_tokens)
+        shape = self._class(_prompt_tokens(plan) + len(plan.decodes))
         if shape in self._compiled:
             return 0.0
         self._compiled.add(shape)
         return shapes.compile_s
+
+    def _class(self, tokens: int) -> int:
+        assert self.extras.shapes is not None
+        return -(-tokens // self.extras.shapes.class_tokens)
 
     def _swapping_s(self, plan: StepPlan) -> float:
         adapters, seconds = self.extras.adapters, 0.0

@@ -18,7 +18,6 @@ activations' own traffic, sampling. Splitting a prefill into chunks leaves its p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from engine_probe.engine.roofline.hardware import Hardware
@@ -119,30 +118,3 @@ def causal_pairs(start: int, num_tokens: int, window: int | None = None) -> int:
         return window * (window + 1) // 2 + (end - window) * window
 
     return before(start + num_tokens) - before(start)
-
-
-def steps_until(limit_s: float, first_s: float, growth_s: float, most: int) -> int:
-    """How many steps begin before `limit_s`, at least 1, at most `most`; step k (from 0) takes first_s + k * growth_s.
-
-    Closed form: the first n steps take n * first_s + n (n - 1) / 2 * growth_s; the next begins where they end.
-    """
-
-    def ends(steps: int) -> float:
-        return total_of_steps(steps, first_s, growth_s)
-
-    if most <= 1 or ends(most - 1) < limit_s:
-        return max(most, 1)
-    half = growth_s / 2
-    linear = first_s - half
-    root = 2 * limit_s / (linear + math.sqrt(max(linear * linear + 4 * half * limit_s, 0.0))) if limit_s > 0 else 0.0
-    steps = min(max(math.ceil(root), 1), most)
-    while steps > 1 and ends(steps - 1) >= limit_s:  # what rounding of the root may have cost
-        steps -= 1
-    while steps < most and ends(steps) < limit_s:
-        steps += 1
-    return steps
-
-
-def total_of_steps(steps: int, first_s: float, growth_s: float) -> float:
-    """Seconds of so many steps."""
-    return steps * first_s + steps * (steps - 1) / 2 * growth_s

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,11 @@ class TorchExecutor:
             "there; send a shorter prompt, or let the engine prefill in (smaller) chunks"
         )
 
-    def execute(self, plan: StepPlan, *, max_steps: int = 1, until_ns: int | None = None) -> StepResult:
-        """One step, whatever `max_steps`: real tokens decide what comes next."""
+    def foresee(self, decodes: Items[Sequence], most: int) -> None:
+        """Real tokens decide what comes next."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step."""
         with torch.inference_mode():
             load_s = self._move_blocks(plan)
             if not (plan.decodes or plan.prefills):
