@@ -69,12 +69,15 @@ class MetricsPage:
         live: Live,
         store: Store,
         fleet: Fleet,
+        *,
+        judged: Callable[[], Iterable[Metric]] = tuple,
         disk_budget_bytes: int | None = None,
     ) -> None:
         self._registry = meters.registry
         self._registry.register(_Collector(lambda: _of_requests(latencies)))
         self._registry.register(_Collector(lambda: worker_gauges(live)))
         self._registry.register(_Collector(lambda: _of_fleet(fleet, latencies)))
+        self._registry.register(_Collector(judged))
         self._of_collector = _OfCollector(meters, ingest, store, disk_budget_bytes)
         self._registry.register(_Collector(self._of_collector.collect))
         ProcessCollector(registry=self._registry)

@@ -22,6 +22,7 @@ from collector.counts.slos import SloRule, Slos
 from collector.ingest import Ingest
 from collector.latencies import Latencies
 from collector.live import Live
+from collector.live_judge import LiveJudge
 from collector.meters import Meters
 from collector.metrics_page import MetricsPage
 from collector.otlp_metrics import OtlpMetrics
@@ -51,6 +52,7 @@ class Services:
 
     owns_store   the store was opened here and is closed here
     reads        queries of the API; `pages` never wait behind them, nor behind SQL and judgements
+    num_watchers readers that follow the overview live
     findings     verdicts in short, oldest first; on disk too, where the store has a book of alerts
     """
 
@@ -69,13 +71,16 @@ class Services:
     sql_reads: Reads
     judging: Reads
     upkeep: Maintenance | None
+    live_judge: LiveJudge | None
     started_ns: int
     findings: deque[Mapping[str, Any]]
     alerting: Alerting | None = None
+    num_watchers: int = 0
     _finding_number: count[int] = field(default_factory=lambda: count(1))
     _runs: _Runs | None = None
     _sql: SqlRunner | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _finding_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_draining(self) -> bool:
@@ -122,7 +127,7 @@ class Services:
 
     def keep_finding(self, finding: Mapping[str, Any]) -> int:
         """Keep a verdict in short, under the next number; answers with the number."""
-        with self._lock:
+        with self._finding_lock:
             if self.alerting is None:
                 number = next(self._finding_number)
             else:
@@ -141,6 +146,8 @@ class Services:
         self.ingest.close()
         for pool in (self.reads, self.pages, self.sql_reads, self.judging):
             pool.close()
+        if self.live_judge is not None:
+            self.live_judge.stop()
         if self.upkeep is not None:
             self.upkeep.stop()
         if self.owns_store:
@@ -161,6 +168,16 @@ def open_services(settings: Settings, store: Store | None) -> Services:
     if isinstance(opened, DuckDBStore):
         upkeep = Maintenance(opened, policy_of(settings.retention), interval_s=settings.retention.interval_s)
         upkeep.start()
+    live_judge = None
+    if most.ledger_interval_s is not None:
+        live_judge = LiveJudge(
+            opened,
+            fleet.book,
+            fleet.worker,
+            interval_s=most.ledger_interval_s,
+            lookback_s=most.ledger_lookback_s,
+        )
+        live_judge.start()
     services = Services(
         settings=settings,
         store=opened,
@@ -171,12 +188,22 @@ def open_services(settings: Settings, store: Store | None) -> Services:
         meters=meters,
         latencies=latencies,
         live=live,
-        metrics_page=MetricsPage(meters, ingest, latencies, live, opened, fleet, settings.retention.disk_budget_bytes),
+        metrics_page=MetricsPage(
+            meters,
+            ingest,
+            latencies,
+            live,
+            opened,
+            fleet,
+            judged=tuple if live_judge is None else live_judge.metrics,
+            disk_budget_bytes=settings.retention.disk_budget_bytes,
+        ),
         reads=Reads("read", read.max_concurrent, read.max_waiting, meters),
         pages=Reads("pages", 1, read.max_waiting, meters),
         sql_reads=Reads("sql", settings.sql.max_children, settings.sql.max_children, meters),
         judging=Reads("judging", 1, WAITING_JUDGEMENTS, meters),
         upkeep=upkeep,
+        live_judge=live_judge,
         started_ns=time.time_ns(),
         findings=deque(maxlen=read.keep_findings),
     )

@@ -110,6 +110,15 @@ class MetricsSettings(_Section):
     max_sources: int = _f(200, "sources", "senders with their own series; later ones share `other`", ge=1)
     top_tenants: int = _f(20, "tenants", "the largest tenants with own series; the rest is `other`", ge=1)
     top_prefixes: int = _f(20, "prefixes", "the prefixes most asked for with own series; the rest is `other`", ge=1)
+    ledger_interval_s: float | None = _f(
+        30.0,
+        "s",
+        "time between two passes of the live ledger (cause-seconds, regret, hotspots); `none` turns it off",
+        gt=0,
+    )
+    ledger_lookback_s: float = _f(
+        300.0, "s", "newest requests that a pass reads; longer ones are counted as skipped", gt=0
+    )
 
 
 class SloSetting(_Section):
@@ -154,7 +163,9 @@ class AlertSettings(_Section):
     )
     min_change_ratio: float = _f(0.2, "ratio", "a smaller rise of latency is nobody's page", ge=0)
     min_regret_s: float = _f(0.05, "s", "a hotspot that lost less time a request is nobody's page", ge=0)
-    max_busy_ratio: float = _f(0.2, "ratio", "share of the time that looking may take; slow looks come more seldom", gt=0, le=1)
+    max_busy_ratio: float = _f(
+        0.2, "ratio", "share of the time that looking may take; slow looks come more seldom", gt=0, le=1
+    )
     retry_first_s: float = _f(1.0, "s", "wait before the first retry of a message; doubles with each", gt=0)
     retry_limit_s: float = _f(300.0, "s", "longest wait between two retries", gt=0)
     give_up_s: float = _f(86_400.0, "s", "a message that could not be delivered for so long is a dead letter", gt=0)

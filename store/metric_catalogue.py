@@ -66,14 +66,15 @@ BOUNDED: Final = {
     "kind": "kinds of rows of the event contract; of hotspots their kinds",
     "policy": "routing policies, at most 20",
     "cause": "rows of the ledger (docs/method.md)",
-    "metric": "ttft, decode",
-    "check": "checks of data quality (docs/diagnosis.md)",
+    "metric": "ttft, e2e",
+    "check": "checks of data quality (docs/diagnosis.md); of looks the evaluator's checks",
     "mark": "kinds of marks of the event contract",
     "source": "KVSCOPE_METRICS__MAX_SOURCES senders; later ones are `other`",
     "result": "a closed list",
     "column": "at most 100 columns that the contract does not know",
     "route": "routes of the API, `sql`, `judging`, `/metrics` and pages",
     "version": "one",
+    "receiver": "names of receivers of the settings' file",
 }
 """Label -> what bounds its values."""
 
@@ -294,7 +295,7 @@ KV_TRANSFER: Final = _histogram("kv_transfer_seconds", "a request waited for KV 
 
 CAUSE_SECONDS: Final = _counter(
     "cause_seconds",
-    "seconds of TTFT (or of decode) of ended requests by the cause that owns them: the ledger as a counter",
+    "seconds of TTFT (or E2E) of ended requests by the cause that owns them: the ledger as a counter",
     "metric",
     "cause",
     "worker",
@@ -304,7 +305,9 @@ LEDGER_NEWEST: Final = _gauge(
     "ledger_judged_timestamp_seconds", "requests that ended before this instant have been split, as Unix time"
 )
 LEDGER_SKIPPED: Final = _counter(
-    "ledger_skipped_requests", "ended requests that were not split: too many at once, or an error", "reason"
+    "ledger_skipped_requests",
+    "ended requests that were not split (too_long, too_many), and passes that failed (failed_passes)",
+    "reason",
 )
 CONTRADICTIONS: Final = _gauge(
     "data_contradiction",
@@ -313,6 +316,18 @@ CONTRADICTIONS: Final = _gauge(
 )
 MARKS: Final = _counter("marks", "marks: configuration changes, deployments, faults, gaps, ...", "mark")
 FINDINGS: Final = _counter("findings", "diagnoses made, by their status (`result`)", "result")
+
+# Alerting
+
+ALERTS: Final = _gauge("alerts", "alerts of the evaluator and of Alertmanager that are open: pending, firing", "state")
+ALERT_DELIVERIES: Final = _counter(
+    "alert_deliveries", "messages to receivers that left the queue: delivered, dead", "receiver", "result"
+)
+ALERT_OUTBOX: Final = _gauge(
+    "alert_outbox_messages", "messages that wait for their receiver, and dead letters", "receiver", "state"
+)
+ALERT_LOOK: Final = _histogram("alert_look_seconds", "time that one look of the evaluator took", "check")
+ALERT_FAILED_LOOKS: Final = _counter("alert_failed_looks", "looks that ended with an error", "check")
 
 # The collector itself
 

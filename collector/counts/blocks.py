@@ -75,7 +75,9 @@ class Blocks:
                 names.BLOCK_CHANGE_TOKENS, np.bincount(group, known if weights is None else known * weights, size), told
             )
         evicted, hit = (change_of == changes.index(c) if c in changes else None for c in ("evicted", "hit"))
+        on_device = _on_device(tier_of, tiers)
         if evicted is not None:
+            evicted = evicted & on_device
             of_worker = np.bincount(worker_of[evicted], None if weights is None else weights[evicted], len(workers))
             present = np.flatnonzero(of_worker).tolist()
             self._book.add_all(names.BLOCK_EVICTIONS, (((*labels[w], "block"), float(of_worker[w])) for w in present))
@@ -85,9 +87,7 @@ class Blocks:
             self._spread(names.BLOCK_REUSE_GAP, blocks, "idle_s", hit & ~own, worker_of, labels, weights)
             self._sum(names.BLOCK_SELF_HITS, own, worker_of, labels, None, weights)
         salts = np.array([hash(name) & ((1 << 64) - 1) for name in workers], dtype=np.uint64)
-        self._count_premature(
-            blocks, salts, worker_of, change_of, changes, _on_device(tier_of, tiers), labels, tokens, weights
-        )
+        self._count_premature(blocks, salts, worker_of, change_of, changes, on_device, labels, tokens, weights)
 
     def _spread(
         self, family: names.Family, blocks: pa.Table, column: str, rows: Flags, of: Codes, labels: Any, weights: Any

@@ -1,0 +1,135 @@
+"""A fleet that lives now, for `kvscope dashboards check`: rows of the embedded engine in virtual time, sent as time passes.
+
+Two deployments, one after the other: workers with too few blocks, a host tier, speculation and impatient clients behind a
+prefix-aware router; then prefill and decode workers that hand KV over. They are computed ahead and sent when the wall clock
+reaches their instants, so that Prometheus sees counters move as it would in production. The engine never answers with an HTTP
+error, so a gateway that turns requests away is played beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from engine_probe.schema import table_from_rows
+from engine_probe.sink import MemorySink
+
+if TYPE_CHECKING:
+    from engine_probe.engine.fleet.build import FleetSettings
+    from engine_probe.engine.traffic.synthetic import Traffic
+
+Tables = Mapping[str, pa.Table]
+TICK_S: Final = 0.5
+S: Final = 1_000_000_000
+
+
+def feed(send: Callable[[Tables], None], seconds: float, stopping: Event, seed: int = 1) -> None:
+    """Send rows for `seconds`, or until `stopping`. Raises what `send` raises."""
+    start_ns = time.time_ns()
+    half = seconds / 2
+    pending = [squeezed_rows(start_ns, half, seed), handover_rows(start_ns + round(half * S), half, seed)]
+    gateway = _refusals(start_ns)
+    while not stopping.is_set():
+        now_ns = time.time_ns()
+        for number, tables in enumerate(pending):
+            due = {kind: table.filter(pc.less_equal(table["at_ns"], now_ns)) for kind, table in tables.items()}
+            pending[number] = {kind: table.filter(pc.greater(table["at_ns"], now_ns)) for kind, table in tables.items()}
+            due = {kind: table for kind, table in due.items() if table.num_rows}
+            if due:
+                send(due)
+        send({"request": next(gateway)})
+        if now_ns > start_ns + seconds * S:
+            return
+        stopping.wait(TICK_S)
+
+
+def squeezed_rows(start_ns: int, seconds: float, seed: int = 1) -> Tables:
+    """Four workers whose blocks are too few: evictions, preemptions, loads from the host tier, clients that give up."""
+    from engine_probe.engine.fleet.build import RouterSettings
+    from engine_probe.engine.fleet.kv_moves import TierSettings
+    from engine_probe.engine.fleet.virtual_fleet import Patience
+    from engine_probe.engine.roofline.extras import Extras, Speculation
+    from engine_probe.engine.traffic.synthetic import Lengths
+
+    settings = replace(
+        _settings(seed),
+        num_workers=4,
+        num_blocks=560,
+        router=RouterSettings(policy="affinity_with_load"),
+        patience=Patience(timeout_s=2.0, max_retries=1),
+        tier=TierSettings(num_blocks=600),
+        extras=Extras(speculation=Speculation()),
+    )
+    traffic = replace(
+        _traffic(seconds, 16.0, "squeezed", seed),
+        groups=12,
+        shared_tokens=1024,
+        own_tokens=Lengths(100, 1200),
+        output_tokens=Lengths(200, 900),
+    )
+    return _rows(settings, traffic, start_ns)
+
+
+def handover_rows(start_ns: int, seconds: float, seed: int = 1) -> Tables:
+    """Two workers prefill, two decode; one hand-over in twenty breaks."""
+    from engine_probe.engine.fleet.kv_moves import HandoverSettings
+
+    handover = HandoverSettings(prefill_workers=2, failure_ratio=0.05, timeout_s=0.2)
+    settings = replace(_settings(seed), num_workers=4, num_blocks=3000, handover=handover)
+    return _rows(settings, _traffic(seconds, 12.0, "handover", seed), start_ns)
+
+
+def _settings(seed: int) -> FleetSettings:
+    from engine_probe.engine.fleet.build import FleetSettings
+    from engine_probe.engine.roofline.hardware import find_hardware
+    from engine_probe.engine.roofline.model_shape import find_shape
+
+    return FleetSettings(find_shape("llama-3-8b"), find_hardware("H100"), seed=seed)
+
+
+def _traffic(seconds: float, rate: float, prefix: str, seed: int) -> Traffic:
+    from engine_probe.engine.traffic.synthetic import Traffic
+
+    return Traffic(
+        num_requests=max(1, round(seconds * rate)),
+        rate=rate,
+        tenants=(("acme", 3.0), ("umbrella", 1.0)),
+        workload="interactive",
+        seed=seed,
+        prefix=prefix,
+    )
+
+
+def _rows(settings: FleetSettings, traffic: Traffic, start_ns: int) -> Tables:
+    from engine_probe.engine.fleet.build import build_fleet, recorders
+    from engine_probe.engine.virtual_costs import CostSettings, VirtualCosts
+
+    sink = MemorySink()
+    fleet = build_fleet(
+        settings, sink, start_utc_ns=start_ns, costs=lambda clock: VirtualCosts(clock, CostSettings(), settings.seed)
+    )
+    fleet.run(traffic.calls())
+    for recorder in recorders(fleet):
+        recorder.close()
+    return {kind: sink.table(kind) for kind in sink.num_rows}
+
+
+def _refusals(start_ns: int) -> Iterator[pa.Table]:
+    """Requests that a gateway turns away: too many, too large, and one that timed out behind it."""
+    ends: tuple[dict[str, Any], ...] = (
+        {"state": "rejected", "http_status": 429},
+        {"state": "failed", "http_status": 400},
+        {"state": "failed", "http_status": 504, "error": "upstream timed out"},
+    )
+    number = 0
+    while True:
+        now_ns = time.time_ns()
+        row = {"request_id": f"refused-{start_ns}-{number}", "vantage": "engine", "worker": "w0", "model": "llama-3-8b"}
+        yield table_from_rows("request", [row | {"arrival_ns": now_ns, "at_ns": now_ns} | ends[number % len(ends)]])
+        number += 1
