@@ -80,6 +80,8 @@ class NamedCause:
     remedy: Sequence[str]
     ended: bool = False
     """Latency fell because this cause, which the baseline had, is over."""
+    certainty: float | None = None
+    """What confidence was read off by calibration: support of the bootstrap times what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.drift import SPANS, Ratio, Spell, compare, drift, spell
 from diagnosis.facts import F64, Facts, StepFacts
 from diagnosis.overheads import without_overheads
@@ -21,8 +22,10 @@ from diagnosis.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
-FLOOR = 0.10
-"""Relative change of step time below which we do not speak of slower steps, whatever the scatter."""
+SLOWER = threshold("slow_steps.ratio", least=0.10, unit="relative", says="change of step time at equal work")
+ABOVE_DRIFT = threshold(
+    "slow_steps.above_drift", least=1.0, unit="ratio", says="that change over what drift inside the windows explains"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,10 @@ def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> 
     found = _compared(*sides, suspect_is_worse=suspect_is_worse)
     factor, ratio = None, found.ratio
     if ratio is not None:
-        significant = abs(np.log(ratio.value)) > max(np.log1p(FLOOR), ratio.noise)
+        apart = abs(float(np.log(ratio.value)))
+        significant = SLOWER.is_reached(float(np.expm1(apart))) & ABOVE_DRIFT.is_reached(
+            apart / max(ratio.noise, 1e-12)
+        )
         factor = ratio.value if significant and found.spell is None else 1.0
     per_seq, step = _decode_cost(sides[0])
     cost = _prefill_cost(base, suspect, factor or 1.0)

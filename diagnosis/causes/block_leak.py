@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import bounds, request_sql
 from diagnosis.facts import Facts
@@ -13,8 +14,12 @@ from diagnosis.wording import number, percent, seconds
 
 PART = 0.2
 """Share of the window at its beginning and at its end whose floors are compared."""
-GROWTH = 0.05
-"""Share of the pool that the floor has to rise by; a fleet's usage at little load moves by less."""
+GROWTH = threshold(
+    "block_leak.growth",
+    least=0.05,
+    unit="share of the pool",
+    says="rise of the blocks in use while little runs, over a window",
+)
 MIN_STEPS = 10
 """Steps that each part needs."""
 
@@ -45,7 +50,7 @@ def block_leak(case: Case) -> Claim | Excluded | None:
         return None
     grown = now.last - now.first
     drift = 0.0 if before is None else abs(before.last - before.first)
-    if grown < max(GROWTH, 2.0 * drift):
+    if not GROWTH.is_reached(grown) or grown < 2.0 * drift:
         return Excluded(
             f"with {number(now.running)} or fewer requests running {percent(now.last)} of the blocks were in use at the end of the "
             f"{case.suspect_word}, {percent(now.first)} at its beginning"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.bound_wait import ROOM, bound_by, setting
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where, request_sql
 from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
 
-MORE_CHUNKS = 1.5
-"""Times the baseline's steps for as many prompt tokens from which on prompts are cut smaller."""
+MORE_CHUNKS = threshold(
+    "chunk_budget.ratio", least=1.5, unit="ratio", says="steps for as many prompt tokens over the baseline's"
+)
 
 
 @cause("chunk_budget", needs=("step.waiting_on_budget",), rows=("queue_budget",))
@@ -41,7 +43,7 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
     size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
     if size is None or before is None:
         return None
-    if before < MORE_CHUNKS * size:
+    if not MORE_CHUNKS.is_reached(before / size):
         return Excluded(
             f"prompts were computed up to {number(size)} tokens at a time ({number(before)} in the {case.base_word}): the budget is as before"
         )

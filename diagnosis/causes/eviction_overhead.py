@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.facts import F64, Facts
 from diagnosis.overheads import EVICTION, overheads
 from diagnosis.wording import number, seconds
 
-LONGER = 1.5
-"""Times the baseline's cost of an evicted block from which on it is dearer."""
+LONGER = threshold(
+    "eviction_overhead.ratio", least=1.5, unit="ratio", says="time of an evicted block over the baseline's"
+)
 MIN_STEPS = 10
 """Steps that evict on either side of a change point."""
 
@@ -42,7 +44,7 @@ def eviction_overhead(case: Case) -> Claim | Excluded | None:
     if rates[1] is None:
         return Excluded(f"0 blocks were evicted in the steps of the {case.suspect_word}")
     per_block, before = rates[1], rates[0] or 0.0
-    if per_block <= LONGER * before:
+    if not LONGER.is_reached(per_block / before if before > 0 else np.inf):
         return Excluded(
             f"an evicted block took {seconds(per_block)} to make room of ({seconds(before)} in the {case.base_word})"
         )
@@ -97,7 +99,7 @@ def change_point(facts: Facts, before_s: float) -> float | None:
     inside = slice(MIN_STEPS - 1, len(each) - MIN_STEPS)
     k = int(np.argmax(between[inside])) + MIN_STEPS
     first, rest = float(each[:k].mean()), float(each[k:].mean())
-    return float(at[k]) if first <= LONGER * before_s < rest else None
+    return float(at[k]) if first <= LONGER.value * before_s < rest else None
 
 
 def _per_block(facts: Facts) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import Facts
@@ -12,7 +13,10 @@ from diagnosis.wording import number, seconds
 PARTS = {"frontend_s": "HTTP and parsing", "tokenize_s": "tokenising", "network_s": "between caller and engine"}
 """What the time before the engine is made of; the last is the caller's first token less the engine's, and no column."""
 DUST_S = 0.001
-"""A rise of the mean below this is a server's own scatter."""
+"""A rise of one part below this is a server's own scatter."""
+RISE = threshold(
+    "front_end.rise", least=DUST_S, unit="s", says="rise of the mean time before the engine, beyond the rest of a step"
+)
 
 
 @cause("front_end", needs=("request.frontend_s|request.tokenize_s|request.queue_s",), rows=("front_end",))
@@ -38,7 +42,7 @@ def front_end(case: Case) -> Claim | Excluded | None:
         return None
     now, then = (float(ledger.column("front_end").mean()) for ledger in (case.suspect_ledger, case.base_ledger))
     step = rest_of_a_step(case.suspect)
-    if now - then < max(DUST_S, step):
+    if not RISE.is_reached(now - then) or now - then < step:
         return Excluded(
             f"a request spent {seconds(now)} before the engine on average ({seconds(then)} in the {case.base_word})"
             + (f"; an engine that takes requests between two steps makes them wait {seconds(step)}" if step else "")

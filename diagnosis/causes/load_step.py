@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.evidence_sql import num_requests_sql, request_sql
 from diagnosis.facts import Facts
 from diagnosis.sampled import sampled_words, total
 from diagnosis.wording import number, percent
 
-CHANGE = 0.10
-"""Relative growth of the arrival rate from which on it can be a cause."""
-MIN_Z = 3.0
-"""Standard errors the growth has to stand out by."""
+GROWTH = threshold("load_step.growth", least=0.10, unit="relative", says="growth of the arrival rate at each worker")
+STANDS_OUT = threshold(
+    "load_step.standard_errors",
+    least=3.0,
+    unit="standard errors",
+    says="how far that growth is from two draws of one rate",
+)
 
 
 @cause("load_step", rows=("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill"))
@@ -48,7 +52,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
     if tokens_b and tokens_s:
         grown = _grown(tokens_s / workers_s / (tokens_b / workers_b) - 1.0)
         said += f"; offered tokens{' in all' if each else ''} {number(tokens_s)} and {number(tokens_b)} a second ({grown}{each})"
-    if growth < CHANGE or z <= MIN_Z:
+    if not (GROWTH.is_reached(growth) & STANDS_OUT.is_reached(z)):
         return Excluded(f"the offered load did not grow: {said}")
     evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
     factor = case.model.slow_raw
@@ -74,8 +78,8 @@ def _growth_sql(case: Case) -> str:
 
 
 def _num_workers(facts: Facts) -> int:
-    """Workers that served the window; 1 where requests do not name them."""
-    names = facts.requests.worker_names
+    """Workers that served the window, those that decode what others prefilled among them; 1 where requests do not name them."""
+    names = {*facts.requests.worker_names, *(() if facts.handover is None else facts.handover.worker_names)}
     return 1 if None in names else max(len(names), 1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import request_sql
 from diagnosis.wording import number, seconds
 
-DUST_S = 0.0005
-"""A rise of the mean look-up below this is scatter."""
+RISE = threshold("lookup_overhead.rise", least=0.0005, unit="s", says="rise of the mean look-up")
 
 
 @cause("lookup_overhead", needs=("request.cache_lookup_s",), rows=("lookup_overhead",))
@@ -34,7 +34,7 @@ def lookup_overhead(case: Case) -> Claim | Excluded | None:
     if not np.isfinite(before).any():
         return None
     mean, mean_before = float(np.nanmean(looked)), float(np.nanmean(before))
-    if mean - mean_before < DUST_S:
+    if not RISE.is_reached(mean - mean_before):
         return Excluded(f"a look-up took {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})")
     spent = case.suspect_ledger.column("lookup_overhead")
     middle, worst = (float(np.nanquantile(looked, q)) for q in (0.5, 0.99))

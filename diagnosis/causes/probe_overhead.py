@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.facts import Facts
 from diagnosis.wording import percent, seconds
 
-SHARE = 0.01
-"""Share of a step from which on recording is more than the probe promises."""
+SHARE = threshold(
+    "probe_overhead.share",
+    least=0.01,
+    unit="ratio",
+    says="share of a step that recording takes, more than in the baseline",
+)
 
 
 @cause("probe_overhead", needs=("step.probe_s",), rows=("probe_overhead",))
@@ -32,8 +37,8 @@ def probe_overhead(case: Case) -> Claim | Excluded | None:
     now, then = _mean(case.suspect), _mean(case.base)
     if now is None or then is None:
         return None
-    (probe, share), (before, _) = now, then
-    if share < SHARE or probe <= before:
+    (probe, share), (before, share_before) = now, then
+    if not SHARE.is_reached(share - share_before) or probe <= before:
         return Excluded(
             f"recording took {seconds(probe)} of a step ({percent(share)}; {seconds(before)} in the {case.base_word})"
         )

@@ -1,4 +1,4 @@
-"""All faults by name: what the modules of `faults/` hold, and pairs of them, written `one+other`."""
+"""All faults by name: what the modules of `faults/` hold, pairs of them (`one+other`), and quiet runs in a fault's setting (`aa@one`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from diagnosis.lab import faults
-from diagnosis.lab.fault import Fault, pair
+from diagnosis.lab.fault import Fault, pair, quiet_in
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ PAIRS = (
 """Those that a matrix holds unless others are named."""
 
 
+AA_IN = "aa@"
+"""Before a fault's name: two draws of the traffic in the setting in which that fault would be injected, and nothing injected."""
+
+
 @cache
 def all_faults() -> Mapping[str, Fault]:
     """Single faults by name, family by family."""
@@ -38,14 +42,15 @@ def all_faults() -> Mapping[str, Fault]:
 
 
 def find_fault(name: str) -> Fault:
-    """The fault, or the pair `one+other`; UsageError names the known ones."""
+    """The fault, the pair `one+other`, or nothing wrong in a fault's setting (`aa@one`); UsageError names the known ones."""
     known = all_faults()
-    parts = name.split("+")
+    quiet = name.startswith(AA_IN)
+    parts = name.removeprefix(AA_IN).split("+")
     for part in parts:
         if part not in known:
             raise UsageError(f"no fault '{part}' here; known: {', '.join(known)}, and pairs one+other", fault=part)
     if len(parts) == 1:
-        return known[name]
+        return quiet_in(known[parts[0]], AA_IN) if quiet else known[name]
     if len(parts) != 2:
         raise UsageError(f"'{name}' names {len(parts)} faults; at most two can be injected at once")
     return pair(known[parts[0]], known[parts[1]])

@@ -9,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diagnosis.calibration import listening
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
+from diagnosis.lab.gauges import gauges
 from diagnosis.lab.grade import grade
 from diagnosis.lab.run import BASELINE, SUSPECT, LabRun, Order, run_lab, write_lab
 from engine_probe.engine.virtual_clock import EPOCH_NS
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 NOW_NS = EPOCH_NS + 30 * 86_400 * 10**9
 """Of a diagnosis of virtual runs: later than all of them, and the same at every run."""
-SHOWN = ("cause", "subject", "share_p99", "p99_s", "mean_s", "confidence")
+SHOWN = ("cause", "subject", "share_p99", "p99_s", "mean_s", "confidence", "certainty")
 
 
 def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
@@ -46,9 +48,11 @@ def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
         "is_silent": run.fault.expected.is_silent,
         "has_cause": any(name in all_causes() for name in run.fault.expected.causes),
         "truth": _shown_truth(run),
+        "gauges": {BASELINE: gauges(run.baseline), SUSPECT: gauges(run.suspect)},
     }
     try:
-        verdict = judged(run)
+        with listening() as heard:
+            verdict = judged(run)
     except KvscopeError as error:
         return {**found, "outcome": "failed", "why": f"{error.title}: {error.message}", "causes": [], "judgements": []}
     graded = grade(run.fault, run.truth, verdict)
@@ -56,6 +60,9 @@ def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
         **found,
         **asdict(graded),
         "status": verdict["status"],
+        "carried_by": verdict["carried_by"] if verdict["carried_by"] == "mean" else verdict["quantile"],
+        "unexplained": unexplained(verdict),
+        "noted": {name: float(f"{value:.6g}") for name, value in sorted(heard.items())},
         "verdict": verdict["verdict"],
         "causes": [{name: cause[name] for name in SHOWN} for cause in verdict["causes"]],
         "quality": sorted({row["check"] for row in verdict["quality"] if row["status"] != "ok"}),
@@ -88,6 +95,13 @@ def _keep(store: Store, tables: Mapping[str, pa.Table]) -> None:
     for kind, table in tables.items():
         validate(kind, table, NOW_NS)
     store.append(Batch(tables), timeout_s=120)
+
+
+def unexplained(verdict: Mapping[str, Any]) -> float | None:
+    """Share of the change that carries the verdict that no named cause owns; None where nobody is named or nothing moved."""
+    name = "mean_s" if verdict["carried_by"] == "mean" else "judged_s"
+    moved = verdict["delta"][name]["value"]
+    return verdict["unexplained"][name] / moved if verdict["causes"] and moved else None
 
 
 def _shown_truth(run: LabRun) -> dict[str, Any]:

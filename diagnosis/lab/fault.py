@@ -57,6 +57,7 @@ class Expected:
     never       wrong wherever it is named with medium confidence or more
     is_silent   right is to name nothing
     quality     checks that must not be `ok`
+    is_told     the cause is about what is told: it is to be named although no latency moved
     """
 
     causes: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class Expected:
     never: tuple[str, ...] = ()
     is_silent: bool = False
     quality: tuple[str, ...] = ()
+    is_told: bool = False
 
 
 def _same(scene: Scene, severity: float) -> Scene:
@@ -97,6 +99,26 @@ class Fault:
     metric: str = "ttft"
     parts: tuple[str, ...] = field(default=())
     """Names of the faults that a pair is made of."""
+
+    @property
+    def has_setting(self) -> bool:
+        """Whether it needs another scene than the base to show in."""
+        return self.setting is not _same
+
+
+def quiet_in(fault: Fault, prefix: str) -> Fault:
+    """Nothing wrong: two draws of the traffic in the setting of this fault."""
+    return Fault(
+        f"{prefix}{fault.name}",
+        "quiet",
+        f"Two draws of the same traffic, in the setting of {fault.name}",
+        fault.severity,
+        Expected(is_silent=True),
+        setting=fault.setting,
+        is_paired=False,
+        requests=fault.requests,
+        metric=fault.metric,
+    )
 
 
 def pair(first: Fault, second: Fault) -> Fault:

@@ -1,7 +1,7 @@
 """A verdict held against the truth: right, wrong, or that it could not tell.
 
     right         the cause in the first place is the fault's (or an acceptable name of it), and none is named that must not be;
-                  of a run in which nothing is to be named: nothing is
+                  of a run in which nothing is to be named: nothing is; where only what is told is wrong: that is named
     wrong         another cause is in the first place, or one is named that must not be; or "no change" is said of one that is
                   where a check of the data must raise its hand, it does
     cannot_tell   `not_distinguishable` or `not_observable` without a cause, or causes that are named tentatively alone; a check that is silent
@@ -24,13 +24,18 @@ CONFIDENT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """outcome: one of OUTCOMES; why: in a sentence. judgements: (cause, confidence, whether it is one of the fault's)."""
+    """outcome: one of OUTCOMES; why: in a sentence. judgements: (cause, confidence, whether it is one of the fault's).
+
+    share_of_truth, share_of_mean: seconds of P99 and of the mean that the right causes claim (the fault's, and what it
+    does by way of) over those that the fault cost.
+    """
 
     outcome: str
     why: str
     is_moved: bool
     is_subject_right: bool | None
     share_of_truth: float | None
+    share_of_mean: float | None
     judgements: tuple[tuple[str, float, bool], ...]
 
 
@@ -41,11 +46,14 @@ def grade(fault: Fault, truth: dict[str, Any], verdict: dict[str, Any]) -> Grade
     moved = any(is_material(told) for told in effects)
     causes = verdict["causes"]
     right_names = {*expected.causes, *expected.acceptable}
-    silence = expected.is_silent or not moved
+    silence = (expected.is_silent or not moved) and not expected.is_told
     judgements = tuple(
         (cause["cause"], cause["confidence"], not silence and cause["cause"] in right_names) for cause in causes
     )
-    outcome, why = _silent(verdict) if silence else _loud(verdict, right_names, expected.never)
+    if expected.is_told:
+        outcome, why = _told(verdict, right_names, expected.never)
+    else:
+        outcome, why = _silent(verdict) if silence else _loud(verdict, right_names, expected.never)
     told = [name for name in expected.never if any(c["cause"] == name and c["confidence"] >= CONFIDENT for c in causes)]
     if expected.is_silent and told:
         outcome, why = "wrong", f"names {told[0]}, which must not be named"
@@ -54,14 +62,16 @@ def grade(fault: Fault, truth: dict[str, Any], verdict: dict[str, Any]) -> Grade
     if outcome == "right" and unseen:
         outcome, why = "cannot_tell", f"accuses nobody, and the check {unseen[0]} sees nothing"
     subject = _subject(truth, causes[0]) if outcome == "right" and causes else None
-    share = _share(effects, causes[0]) if outcome == "right" and causes and len(effects) == 1 else None
-    return Grade(outcome, why, moved, subject, share, judgements)
+    alone = effects[0] if outcome == "right" and causes and len(effects) == 1 else None
+    mine = [cause for cause in causes if cause["cause"] in right_names]
+    tail, mean = (_share(mine, alone, name) for name in ("p99_s", "mean_s"))
+    return Grade(outcome, why, moved, subject, tail, mean, judgements)
 
 
 def _silent(verdict: dict[str, Any]) -> tuple[str, str]:
     """Nothing is to be named."""
     status, causes = verdict["status"], verdict["causes"]
-    if status == "no_change":
+    if status == "no_change" and not causes:
         return "right", "says that nothing changed"
     if status == "explained" and causes:
         return "wrong", f"names {causes[0]['cause']} where there is nothing to be named"
@@ -69,6 +79,17 @@ def _silent(verdict: dict[str, Any]) -> tuple[str, str]:
     if accused:
         return "wrong", f"names {accused[0]} where there is nothing to be named"
     return "right", f"accuses nobody ({status})"
+
+
+def _told(verdict: dict[str, Any], names: set[str], never: tuple[str, ...]) -> tuple[str, str]:
+    """A fault of what is told is to be named, whatever became of the latency."""
+    causes = [cause["cause"] for cause in verdict["causes"]]
+    accused = [cause for cause in verdict["causes"] if cause["cause"] not in names and cause["confidence"] >= CONFIDENT]
+    if accused:
+        return "wrong", f"names {accused[0]['cause']} where only what is told is wrong"
+    if causes and causes[0] in names:
+        return "right", f"names {causes[0]}"
+    return "cannot_tell", f"accuses nobody ({verdict['status']})"
 
 
 def _loud(verdict: dict[str, Any], names: set[str], never: tuple[str, ...]) -> tuple[str, str]:
@@ -95,7 +116,6 @@ def _subject(truth: dict[str, Any], cause: dict[str, Any]) -> bool | None:
     return bool(said["id"] == true["id"])
 
 
-def _share(effects: list[dict[str, Any]], cause: dict[str, Any]) -> float | None:
-    """Seconds of P99 that it claims over those that the fault cost."""
-    true = effects[0]["p99_s"]
-    return cause["p99_s"] / true if true else None
+def _share(causes: list[dict[str, Any]], true: dict[str, Any] | None, name: str) -> float | None:
+    """Seconds that these claim over those that the fault cost."""
+    return sum(cause[name] for cause in causes) / true[name] if true is not None and true[name] else None

@@ -1,7 +1,7 @@
-"""Faults times seeds, over the machine's cores: each finished cell is a line of the manifest, and is not run again.
+"""Runs over the machine's cores: each finished one is a line of the manifest, and is not run again.
 
-FOLDER/manifest.jsonl     a line a finished cell, appended and synced; half a line (a machine that went down) is skipped
-FOLDER/runs/KEY/          rows and truth of each cell, where they are kept
+FOLDER/manifest.jsonl     a line a finished run, appended and synced; half a line (a machine that went down) is skipped
+FOLDER/runs/KEY/          rows and truth of each run, where they are kept
 """
 
 from __future__ import annotations
@@ -14,37 +14,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any
 
-from diagnosis.lab.catalogue import PAIRS, all_faults, find_fault
 from diagnosis.lab.cell import run_cell
-from diagnosis.lab.observed import check_mode
 from diagnosis.lab.run import Order
 from engine_probe.errors import UsageError
 
 MANIFEST = "manifest.jsonl"
-
-
-def orders(
-    faults: Sequence[str] | None,
-    seeds: Sequence[int],
-    *,
-    severity: str = "typical",
-    requests: int,
-    independent: bool = False,
-    observe: str = "full",
-) -> list[Order]:
-    """Every cell, seed by seed, so that an unfinished matrix has some of every fault. faults None: all and PAIRS.
-
-    Raises UsageError for a fault that is not known, a severity that not all of them know, or an unknown way of observing.
-    """
-    check_mode(observe)
-    names = list(dict.fromkeys(faults)) if faults else [*all_faults(), *PAIRS]
-    for name in names:
-        find_fault(name).severity.at(severity)
-    if not seeds:
-        raise UsageError("a matrix needs one seed or more")
-    return [
-        Order(name, severity, seed, requests, independent, observe) for seed in dict.fromkeys(seeds) for name in names
-    ]
 
 
 def finished(folder: Path) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from diagnosis.lab.play import Played, play
 from diagnosis.lab.scene import NUM_REQUESTS, Scene, base_scene, reseeded
 from diagnosis.lab.truth import effect, latencies
 from engine_probe.errors import UsageError
+from engine_probe.schema import table_from_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,7 @@ class Order:
     severity     mild | typical | strong | a number in the fault's unit
     independent  the baseline window is another draw of the traffic; the truth still comes from the paired run
     observe      full | otlp | client | lossy: what of the rows an observer has (`observed.py`); the truth knows all
+    marked       a deployment that changed nothing is marked at the instant at which the fault begins
     """
 
     fault: str
@@ -47,12 +49,14 @@ class Order:
     requests: int = NUM_REQUESTS
     independent: bool = False
     observe: str = "full"
+    marked: bool = False
 
     def key(self) -> str:
         """Distinct for distinct orders; fit for a file's name."""
         draw = "-independent" if self.independent else ""
         seen = "" if self.observe == "full" else f"-{self.observe}"
-        return f"{self.fault}-{self.severity}-{self.requests}-{self.seed}{draw}{seen}"
+        mark = "-marked" if self.marked else ""
+        return f"{self.fault}-{self.severity}-{self.requests}-{self.seed}{draw}{seen}{mark}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
     return LabRun(
         fault,
         observe(baseline.tables, order.observe, 2 * order.seed),
-        observe(suspect.tables, order.observe, 2 * order.seed + 1),
+        observe(_marked(fault, suspect) if order.marked else suspect.tables, order.observe, 2 * order.seed + 1),
         _truth(fault, severity, order, without, with_fault, suspect, attribution),
     )
 
@@ -135,6 +139,29 @@ def _of_parts(
     return found
 
 
+def _marked(fault: Fault, suspect: Played) -> dict[str, pa.Table]:
+    """The rows with one more: somebody deployed something when the fault began, and had nothing to do with it."""
+    import pyarrow as pa
+
+    row = {
+        "worker": "fleet",
+        "at_ns": _begins_ns(fault, suspect),
+        "run_id": SUSPECT,
+        "mark": "deployed",
+        "subject": "fleet",
+        "text": "release 2026.11 went out",
+    }
+    mark = table_from_rows("mark", [row])
+    known = suspect.tables.get("mark")
+    tables = [mark] if known is None else [known, mark.select(known.column_names).cast(known.schema)]
+    return {**suspect.tables, "mark": pa.concat_tables(tables)}
+
+
+def _begins_ns(fault: Fault, suspect: Played) -> int:
+    """When the fault begins."""
+    return suspect.start_ns + round(fault.begins_at * (suspect.end_ns - suspect.start_ns))
+
+
 def _truth(
     fault: Fault,
     severity: float,
@@ -146,7 +173,7 @@ def _truth(
 ) -> dict[str, Any]:
     kind, name = fault.subject(suspect.tables) if callable(fault.subject) else fault.subject
     before, after = settings(without), settings(with_fault)
-    begins_ns = suspect.start_ns + round(fault.begins_at * (suspect.end_ns - suspect.start_ns))
+    begins_ns = _begins_ns(fault, suspect)
     return {
         "lab": 1,
         "fault": fault.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +50,64 @@ def test_a_lab_run_is_imported_and_diagnosed_like_any_recording(
 def test_a_small_matrix_runs_in_processes_of_its_own_and_is_not_run_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three faults, one seed, rows kept; again: nothing is played. Markdown and JSON say the same."""
-    words = ["lab", "matrix", "--fault", "slow_steps", "--fault", "none", "--fault", "chunk_budget", "--seeds", "1"]
-    words += [
-        "-o",
-        str(tmp_path / "m"),
-        "--markdown",
-        str(tmp_path / "m.md"),
-        "--processes",
-        "2",
-        "--keep-rows",
-        *SMALL,
-    ]
+    """Three faults, one seed, rows kept; again: nothing is played. Page, data and JSON say the same, and the page is made from its data."""
+    target = tmp_path / "m.md"
+    words = ["lab", "matrix", "--fault", "slow_steps", "--fault", "none", "--fault", "chunk_budget", "--seeds", "1:1"]
+    words += ["--severity", "typical", "-o", str(tmp_path / "m"), "--page", str(target)]
+    words += ["--processes", "2", "--keep-rows", *SMALL]
     code, document, talk = kvscope(capsys, *words)
-    rows = {row["fault"]: row for row in document["faults"]}
-    assert rows["slow_steps"]["right"] == 1.0
-    assert rows["none"]["right"] == 1.0
-    assert rows["none"]["is_silent"]
-    assert not rows["chunk_budget"]["has_cause"] or rows["chunk_budget"]["n"] == 1
+    cells = {cell["fault"]: cell for cell in document["cells"]}
+    assert (cells["slow_steps"]["right"], cells["slow_steps"]["n"]) == (1, 1)
+    assert cells["none"]["right"] == 1
+    assert cells["none"]["is_silent"]
+    assert document["accuracy"] == sum(cells[name]["right"] for name in ("slow_steps", "chunk_budget")) / 2
+    assert {"false_cause_rate", "baseline_accuracy", "targets", "reliability"} < set(document)
+    (slow,) = [each for each in document["results"] if each["fault"] == "slow_steps"]
+    assert slow["suspect"]["tpot_mean_s"] > 1.5 * slow["base"]["tpot_mean_s"]
+    assert 0 < slow["certainty"] <= 1
     assert code == 0
     assert talk.count("seed 1:") == 3
+    assert "3 of 3, about 0 min left" in talk
     assert (tmp_path / "m" / "runs").is_dir()
     assert len(list((tmp_path / "m" / "runs").iterdir())) == 3
-    assert "| slow_steps | slow_steps | 1 | 100% |" in (tmp_path / "m.md").read_text()
+    written = target.read_text()
+    assert "| slow_steps |  | 1/1 |" in written
+    assert (tmp_path / "m.svg").read_text().startswith("<svg")
     _, again, talk = kvscope(capsys, *words)
-    assert "3 of 3 cells are finished already" in talk
+    assert "3 of 3 runs are finished already" in talk
     assert "seed 1:" not in talk
     assert again == document
+    target.unlink()
+    kvscope(capsys, "lab", "matrix", "--from", str(tmp_path / "m.csv"), "--page", str(target))
+    assert target.read_text() == written
+
+
+def test_calibration_is_measured_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two null runs and a fault: each threshold says what chance reached, and in how many runs; seeds kept for publishing are refused."""
+    from diagnosis.lab import plan
+    from diagnosis.lab.run import Order
+
+    few = [
+        Order("aa", seed=100_001, requests=400),
+        Order("aa", seed=100_002, requests=400),
+        Order("slow_steps", seed=1, requests=400),
+    ]
+    monkeypatch.setattr(plan, "tuning", lambda seeds, requests: few)
+    target = tmp_path / "calibration.toml"
+    words = ["lab", "calibrate", "--seeds", "1:1", "-o", str(tmp_path / "c"), "--to", str(target), "--processes", "1"]
+    code, document, _ = kvscope(capsys, *words)
+    assert code == 0
+    assert document == tomllib.loads(target.read_text())
+    assert document["origin"] == {"seeds": "1:1", "runs": 3, "null_runs": 2, "margin": 1.25}
+    load = document["thresholds"]["load_step.growth"]
+    assert load["value"] >= load["least"] == 0.1
+    assert document["thresholds"]["slow_steps.ratio"]["measured_in"] == 2
+    assert document["confidence"]["certainty"][0] == 0.0
+    code, problem, _ = kvscope(capsys, *words[:2], "--seeds", "101:102", "--to", str(target))
+    assert code == 2
+    assert "kept for what is published" in problem["detail"]
 
 
 def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +127,10 @@ def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
         ["matrix", "--fault", "none+aa"],
         ["matrix", "--seeds", "x"],
         ["matrix", "--seeds", "0"],
-        ["matrix", "--markdown", "no/such/folder/m.md"],
+        ["matrix", "--page", "no/such/folder/m.md"],
+        ["matrix", "--from", "no/such/file.csv", "--page", "m.md"],
+        ["matrix", "--severity", "grim", "--fault", "none"],
+        ["calibrate", "--to", "no/such/folder/c.toml"],
         ["coverage", "--pairs", "1"],
     ],
 )
@@ -117,7 +152,8 @@ def test_a_file_is_no_folder_for_a_manifest(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("3", [1, 2, 3]), ("5,9", [5, 9]), ("4-6", [4, 5, 6]), ("1,7-8", [1, 7, 8])]
+    ("text", "seeds"),
+    [("3", [1, 2, 3]), ("5,9", [5, 9]), ("4-6", [4, 5, 6]), ("1,7-8", [1, 7, 8]), ("101:103", [101, 102, 103])],
 )
 def test_seeds_are_a_number_a_list_or_a_range(text: str, seeds: list[int]) -> None:
     """A bare number is how many; the others are which."""

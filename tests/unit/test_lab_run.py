@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.lab import matrix
 from diagnosis.lab.catalogue import find_fault
-from diagnosis.lab.confusion import confusion, reliability
 from diagnosis.lab.coverage import CASES, Case, bursty_queue, check, correlated, independent, render
 from diagnosis.lab.grade import grade
-from diagnosis.lab.matrix import MANIFEST, finished, orders, run_matrix
-from diagnosis.lab.render import render_markdown, render_text
 from diagnosis.lab.run import LabRun, Order, run_lab, write_lab
 from diagnosis.lab.truth import effect, is_material, latencies
 from engine_probe.errors import UsageError
@@ -178,7 +174,13 @@ def _verdict(status: str, *causes: tuple[str, float], quality: tuple[str, ...] =
     return {
         "status": status,
         "causes": [
-            {"cause": name, "confidence": confidence, "p99_s": 0.4, "subject": {"kind": "worker", "id": "w1"}}
+            {
+                "cause": name,
+                "confidence": confidence,
+                "p99_s": 0.4,
+                "mean_s": 0.1,
+                "subject": {"kind": "worker", "id": "w1"},
+            }
             for name, confidence in causes
         ],
         "quality": [{"check": name, "status": "contradiction"} for name in quality],
@@ -202,8 +204,11 @@ def _verdict(status: str, *causes: tuple[str, float], quality: tuple[str, ...] =
         ("aa", 0.0, _verdict("not_distinguishable", ("load_step", 0.2)), "right"),
         ("aa", 0.0, _verdict("not_distinguishable", ("load_step", 0.6)), "wrong"),
         ("innocent_mark", 0.0, _verdict("explained", ("load_step", 0.2)), "wrong"),
-        ("telemetry_contradiction", 0.0, _verdict("no_change", quality=("cached_tokens",)), "right"),
-        ("telemetry_contradiction", 0.0, _verdict("no_change"), "cannot_tell"),
+        ("none", 0.0, _verdict("no_change", ("clock_skew", 0.9)), "wrong"),
+        ("telemetry_contradiction", 0.0, _verdict("no_change", ("telemetry_contradiction", 0.9)), "right"),
+        ("telemetry_contradiction", 0.0, _verdict("no_change", quality=("cached_tokens",)), "cannot_tell"),
+        ("telemetry_contradiction", 0.0, _verdict("explained", ("prefix_caching_off", 0.9)), "wrong"),
+        ("clock_skew", 0.5, _verdict("explained", ("slow_steps", 0.9), ("clock_skew", 0.9)), "wrong"),
     ],
 )
 def test_a_verdict_is_right_wrong_or_cannot_tell(
@@ -214,98 +219,44 @@ def test_a_verdict_is_right_wrong_or_cannot_tell(
 
 
 def test_a_right_verdict_is_held_against_subject_and_share() -> None:
-    """It names w1 as the truth does, and claims 0.4 of 0.5 s."""
+    """It names w1 as the truth does, and claims 0.4 of 0.5 s of P99, 0.1 of 0.125 s of the mean."""
     found = grade(find_fault("slow_steps"), _truth(0.5), _verdict("explained", ("slow_steps", 0.9)))
+    assert found.share_of_mean == pytest.approx(0.8)
     assert found.is_subject_right is True
     assert found.share_of_truth == pytest.approx(0.8)
     assert found.judgements == (("slow_steps", 0.9, True),)
 
 
-# The matrix
+def test_what_a_fault_does_by_way_of_counts_as_its_claim() -> None:
+    """Too few blocks: waiting for them and computing the evicted again are 0.4 s each of 1 s; a third name counts nothing."""
+    causes = (("admission_blocked_on_blocks", 0.9), ("premature_eviction", 0.6), ("front_end", 0.3))
+    squeeze = find_fault("admission_blocked_on_blocks")
+    found = grade(squeeze, _truth(1.0, squeeze.name), _verdict("explained", *causes))
+    assert found.share_of_truth == pytest.approx(0.8)
 
 
-def _result(order: Order, outcome: str = "right", *judgements: tuple[str, float, bool]) -> dict[str, Any]:
-    return {
-        "key": order.key(), "fault": order.fault, "seed": order.seed, "family": "steps", "metric": "ttft",
-        "expected": ["slow_steps"], "is_silent": False, "has_cause": True, "outcome": outcome, "why": f"was {outcome}",
-        "is_moved": True, "is_subject_right": None, "share_of_truth": 0.5,
-        "causes": [{"cause": name} for name, _, _ in judgements], "judgements": [list(one) for one in judgements],
-    }  # fmt: skip
+def test_an_innocent_mark_is_one_row_more_and_nothing_else() -> None:
+    """At the instant at which the fault begins; the truth and all other rows are the same."""
+    plain, marked = small("hotspot_straggler"), small("hotspot_straggler", marked=True)
+    assert marked.truth["attribution"] == plain.truth["attribution"]
+    extra = [row for row in marked.suspect["mark"].to_pylist() if row not in plain.suspect["mark"].to_pylist()]
+    assert [(row["mark"], row["at_ns"]) for row in extra] == [("deployed", plain.truth["interval"]["start_ns"])]
+    for kind in set(plain.suspect) - {"mark"}:
+        assert marked.suspect[kind].equals(plain.suspect[kind]), kind
 
 
-def test_finished_cells_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix that was stopped goes on where it was; half a line of a machine that went down is run once more."""
-    played: list[str] = []
-
-    def run_cell(order: Order, keep: Path | None) -> dict[str, Any]:
-        played.append(order.key())
-        return _result(order)
-
-    monkeypatch.setattr(matrix, "run_cell", run_cell)
-    wanted = orders(["slow_steps", "none"], [1, 2], requests=50)
-    assert [order.fault for order in wanted] == ["slow_steps", "none"] * 2
-    run_matrix(wanted[:2], tmp_path, processes=1)
-    path = tmp_path / MANIFEST
-    path.write_bytes(path.read_bytes()[:-40])
-    results = run_matrix(wanted, tmp_path, processes=1)
-    assert [result["key"] for result in results] == [order.key() for order in wanted]
-    assert played == [wanted[0].key(), wanted[1].key(), wanted[1].key(), wanted[2].key(), wanted[3].key()]
-    assert set(finished(tmp_path)) == {order.key() for order in wanted}
-    run_matrix(wanted, tmp_path, processes=1)
-    assert len(played) == 5
-
-
-def test_a_cell_of_another_size_is_another_cell() -> None:
-    """Requests, severity, seed and the kind of baseline are part of what was finished."""
-    one = Order("none")
-    others = [Order("none", requests=7), Order("none", "mild"), Order("none", seed=2), Order("none", independent=True)]
-    assert len({order.key() for order in [one, *others]}) == 5
-
-
-def test_a_manifest_of_something_else_is_not_touched(tmp_path: Path) -> None:
-    """JSON lines of another program are no results."""
-    (tmp_path / MANIFEST).write_text('{"request_id": "a"}\n')
-    with pytest.raises(UsageError, match="not a matrix's manifest"):
-        finished(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("faults", "seeds", "severity"), [(["nobody"], [1], "typical"), (["none"], [], "typical"), (["none"], [1], "0.2")]
-)
-def test_matrices_that_make_no_sense_are_refused(faults: list[str], seeds: list[int], severity: str) -> None:
-    """An unknown fault, no seed, a severity that the fault has not."""
-    with pytest.raises(UsageError):
-        orders(faults, seeds, severity=severity, requests=10)
-
-
-def test_counts_of_a_matrix_are_shares_by_fault() -> None:
-    """Two right of four, one wrong, one that cannot tell; the bins say how often a confidence was right."""
-    results = [
-        _result(Order("slow_steps", seed=1), "right", ("slow_steps", 0.9, True)),
-        _result(Order("slow_steps", seed=2), "right", ("slow_steps", 0.85, True)),
-        _result(Order("slow_steps", seed=3), "wrong", ("load_step", 0.9, False)),
-        _result(Order("slow_steps", seed=4), "cannot_tell"),
-    ]
-    document = confusion(results)
-    (row,) = document["faults"]
-    assert (row["right"], row["wrong"], row["cannot_tell"], row["n"]) == (0.5, 0.25, 0.25, 4)
-    assert row["named_first"] == {"slow_steps": 2, "load_step": 1, "nothing": 1}
-    assert document["all"] == {"n": 4, "right": 0.5, "wrong": 0.25, "cannot_tell": 0.25}
-    high = reliability(results)[-1]
-    assert (high["n"], high["right"]) == (3, pytest.approx(2 / 3))
-    assert high["mean_confidence"] == pytest.approx((0.9 + 0.85 + 0.9) / 3)
-    for text in (render_text(document), render_markdown(document)):
-        assert "slow_steps 2, load_step 1, nothing 1" in text
-        assert "50%" in text
-
-
-def test_a_fault_without_a_cause_file_says_so() -> None:
-    """It counts among all, and not among those that could have been right."""
-    result = _result(Order("chunk_budget"), "cannot_tell") | {"has_cause": False}
-    document = confusion([result])
-    assert "no such cause yet" in render_text(document)
-    assert document["with_cause_file"]["n"] == 0
-    assert document["with_cause_file"]["right"] is None
+def test_a_quiet_run_in_the_setting_of_a_fault_has_nothing_wrong() -> None:
+    """`aa@FAULT`: two draws of the traffic, in the fleet in which that fault would be injected."""
+    run = small("aa@preemption_recompute")
+    assert run.fault.expected.is_silent
+    assert (
+        run.truth["settings"]["engine.max_num_seqs"]
+        == small("preemption_recompute").truth["settings"]["engine.max_num_seqs"]
+    )
+    assert (
+        run.truth["settings"]["traffic.rate"] == small("preemption_recompute").truth["settings"]["traffic.rate"] == 16.0
+    )
+    assert set(run.truth["changed"]) <= {"traffic.seed"}
 
 
 # Coverage of the intervals

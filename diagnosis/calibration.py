@@ -1,0 +1,92 @@
+"""Numbers that were measured and not chosen: thresholds from runs in which nothing was wrong, confidence from runs with known faults.
+
+They are kept in `calibration.toml`, which `kvscope lab calibrate` writes, each with its origin. A threshold is declared beside the
+cause that uses it, with the least that is material at all; what null runs reach by chance raises it. A cause that is not in the
+file yet is judged by its least. Invariant: confidence is a monotone function of the certainty it is read off.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILE = Path(__file__).with_name("calibration.toml")
+MARGIN = 1.25
+"""Times the largest value of the null runs that a threshold keeps away from."""
+
+_heard: ContextVar[dict[str, float] | None] = ContextVar("heard", default=None)
+_declared: dict[str, Threshold] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A statistic of a pair of windows has to reach `value` before a cause may stand on it.
+
+    least    what is material whatever the noise, in `unit`
+    """
+
+    name: str
+    least: float
+    unit: str
+    says: str
+
+    @property
+    def value(self) -> float:
+        told = measured()["thresholds"].get(self.name)
+        return self.least if told is None else max(self.least, float(told["value"]))
+
+    def is_reached(self, statistic: float) -> bool:
+        """Whether it stands out; whoever listens is told the statistic."""
+        heard = _heard.get()
+        if heard is not None and math.isfinite(statistic):
+            heard[self.name] = max(statistic, heard.get(self.name, -math.inf))
+        return statistic >= self.value
+
+
+def threshold(name: str, *, least: float, unit: str, says: str) -> Threshold:
+    """Declare one; a name is used once."""
+    found = Threshold(name, least, unit, says)
+    assert _declared.setdefault(name, found) == found, f"two thresholds are called {name}"
+    return found
+
+
+def declared() -> Mapping[str, Threshold]:
+    """All thresholds of the causes, by name."""
+    from diagnosis.cause import all_causes
+
+    all_causes()
+    return dict(sorted(_declared.items()))
+
+
+@contextmanager
+def listening() -> Iterator[dict[str, float]]:
+    """The largest statistic that each threshold was asked about meanwhile."""
+    heard: dict[str, float] = {}
+    token = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(token)
+
+
+def stated(certainty: float) -> float:
+    """Confidence of a cause whose certainty is this: the share of such that were right in the lab."""
+    told = measured()["confidence"]
+    return float(np.interp(certainty, told["certainty"], told["right"]))
+
+
+@cache
+def measured() -> dict[str, Any]:
+    """The file as it is; without one, thresholds are their least and confidence is the certainty itself."""
+    if not FILE.exists():
+        return {"thresholds": {}, "confidence": {"certainty": [0.0, 1.0], "right": [0.0, 1.0], "runs": []}}
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
