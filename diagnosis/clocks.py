@@ -1,8 +1,8 @@
 """Two clocks: how far the engine's is ahead of the client's, told by the requests that both of them saw.
 
 Instants of two vantages are never subtracted to say how long something took. But which events of the engine belong to a
-window, and which block was stored before a request came, are questions of its clock: where it is a second or more away, the
-client's instants are moved to it first. Invariant: what moves is every instant of a request alike, so no duration changes.
+window, and which block was stored before a request came, are questions of its clock: where it is provably a second or more away,
+the client's instants are moved to it first. A long way to the engine (a front end that holds requests back) proves nothing. Invariant: what moves is every instant of a request alike, so no duration changes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from store.interface import Store, Window
 from store.lineage import window_sql
 
 APART_NS = 1_000_000_000
-"""Arrivals at the client and at the engine that lie no farther apart are the way between them, not their clocks."""
+"""Clocks that must be farther apart than this, or tokens would have come before they were made, are set right before anything is joined."""
 LOOKED_AT = 200
+FEWEST_ROUTED = 20
+"""Routed requests of a worker from which on its clock is looked at."""
 """Requests whose arrivals are compared: the first of the window."""
 
 
@@ -25,10 +27,35 @@ def engine_ahead_ns(store: Store, window: Window, vantage: str) -> int:
     """How far the engine's clock is ahead (ns) of the vantage's; 0 within a second, and where no request was seen by both."""
     if vantage == "engine":
         return 0
-    ahead, share = _median(store, window, vantage, reach(window))
+    least, most, share = _bounds(store, window, vantage, reach(window))
     if share < 0.5 and (window.start_ns is not None or window.end_ns is not None):
-        ahead, share = _median(store, window, vantage, Window(run_id=window.run_id))
-    return ahead if abs(ahead) > APART_NS else 0
+        least, most, share = _bounds(store, window, vantage, Window(run_id=window.run_id))
+    if most is None:
+        return 0
+    if (least is not None and least > APART_NS) or most < -APART_NS:
+        return (
+            most if least is None else least
+        )  # answers come back by a shorter way than requests go through the front end
+    return 0
+
+
+def least_routed_s(store: Store, window: Window) -> dict[str, float]:
+    """By worker the time from a routing decision to the request's arrival there that 99 of 100 requests exceed, s; by two clocks."""
+    routed, params = window_sql(window, "at_ns")
+    if (
+        store.query(f"SELECT count(*) FROM (SELECT 1 FROM route WHERE {routed} LIMIT 1)", params).column(0)[0].as_py()
+        == 0
+    ):
+        return {}
+    arrived, more = window_sql(window, "arrival_ns")
+    table = store.query(
+        "SELECT worker, quantile_disc(lag_ns, 0.01) / 1e9 AS least_s FROM (SELECT seen.worker, min(seen.arrival_ns - routed.at_ns) AS lag_ns "
+        f"FROM (SELECT request_id, worker, arrival_ns FROM request WHERE {arrived} AND vantage = 'engine' AND worker IS NOT NULL) seen "
+        f"JOIN (SELECT request_id, chosen, at_ns FROM route WHERE {routed}) routed ON seen.request_id = routed.request_id "
+        f"AND seen.worker = routed.chosen GROUP BY seen.worker, seen.request_id) GROUP BY worker HAVING count(*) >= {FEWEST_ROUTED} ORDER BY worker",
+        [*more, *params],
+    )
+    return {row["worker"]: float(row["least_s"]) for row in table.to_pylist()}
 
 
 def moved(window: Window, ahead_ns: int) -> Window:
@@ -59,15 +86,22 @@ def _offsets(lists: pa.ListArray) -> pa.Array:
     return pa.array(ends, pa.int32(), mask=np.append(np.asarray(pc.is_null(lists)), False))
 
 
-def _median(store: Store, window: Window, vantage: str, among: Window) -> tuple[int, float]:
-    """(median difference of the arrivals of a request, ns; share of the requests looked at that the engine saw `among`)."""
+def _bounds(store: Store, window: Window, vantage: str, among: Window) -> tuple[int | None, int | None, float]:
+    """(least and most that the engine's clock can be ahead, ns, None unknown; share of the requests that the engine saw `among`).
+
+    No request reaches the engine before it was sent, no token its caller before it was made: so the one bound is what 99 of 100
+    first tokens (or ends) allow, the other what 99 of 100 arrivals do.
+    """
     mine, my_params = window_sql(window, "arrival_ns")
     theirs, their_params = window_sql(among, "arrival_ns")
+    told = "request_id, arrival_ns, coalesce(first_token_ns, end_ns) AS answered_ns"
     row = store.query(
-        f"WITH mine AS (SELECT request_id, arrival_ns FROM request WHERE {mine} AND vantage = ? ORDER BY arrival_ns, request_id "
-        f"LIMIT {LOOKED_AT}), seen AS (SELECT request_id, min(e.arrival_ns) - any_value(mine.arrival_ns) AS ahead_ns FROM mine JOIN "
-        f"(SELECT request_id, arrival_ns FROM request WHERE {theirs} AND vantage = 'engine') e USING (request_id) GROUP BY request_id) "
-        "SELECT quantile_disc(ahead_ns, 0.5) AS ahead_ns, count(*) / (SELECT greatest(count(*), 1) FROM mine) AS share FROM seen",
+        f"WITH mine AS (SELECT {told} FROM request WHERE {mine} AND vantage = ? ORDER BY arrival_ns, request_id LIMIT {LOOKED_AT}), "
+        "seen AS (SELECT request_id, min(e.arrival_ns) - any_value(mine.arrival_ns) AS arrived_ns, "
+        "max(e.answered_ns) - any_value(mine.answered_ns) AS answered_ns FROM mine JOIN "
+        f"(SELECT {told} FROM request WHERE {theirs} AND vantage = 'engine') e USING (request_id) GROUP BY request_id) "
+        "SELECT -quantile_disc(-answered_ns, 0.01) AS least_ns, quantile_disc(arrived_ns, 0.01) AS most_ns, "
+        "count(*) / (SELECT greatest(count(*), 1) FROM mine) AS share FROM seen",
         [*my_params, vantage, *their_params],
     ).to_pylist()[0]
-    return row["ahead_ns"] or 0, row["share"] or 0.0
+    return row["least_ns"], row["most_ns"], row["share"] or 0.0

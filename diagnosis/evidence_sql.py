@@ -53,6 +53,22 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
     return f"SELECT {select} FROM {rows}" + (f" WHERE {condition}" if condition else "")
 
 
+def request_pairs_sql(case: Case, facts: Facts, select: str, worker: str) -> str | None:
+    """`select` over the window's requests as the judged vantage tells them (`mine`) and as this worker does (`theirs`).
+
+    None where a request has several rows at either.
+    """
+    r = facts.requests
+    if r.num_duplicates or r.engine_merged or r.num_thinned:
+        return None
+    kept = f"vantage = '{r.vantage}' AND {case.sql_where(case.window_of(facts), 'arrival_ns')} AND {NOT_WARMUP}"
+    among = case.sql_where(reach(moved(case.window_of(facts), r.engine_ahead_ns)), "arrival_ns")
+    return (
+        f"SELECT {select} FROM (SELECT * FROM request WHERE {kept}) mine JOIN (SELECT * FROM request WHERE vantage = 'engine' "
+        f"AND worker = {text(worker)} AND {among}) theirs USING (request_id)"
+    )
+
+
 def num_requests_sql(facts: Facts, column: str | None = None) -> str:
     """How many requests of the window the selected rows stand for; `column` names what they had to know."""
     return _scaled("count(*)", rate_of(facts.requests, column))

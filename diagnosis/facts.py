@@ -270,6 +270,37 @@ class RoutingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoverFacts:
+    """KV that moved from the worker that prefilled a request to the one that decodes it.
+
+    parts          by ledger row, [n] seconds of each request's hand-overs; 0 where it had none
+    moved          [n] whether it was handed over; worker: [n] code of who decodes it, into `worker_names`, -1 unknown
+    first_s, last_s   [n] first and last token of that worker, engine's clock; output_tokens: [n] that it gave
+    again          by ledger row, prompt tokens that decode workers computed though KV of them had been sent
+    before_first   [n] whether the caller's first token came after the hand-over
+    num_bytes, wire_s, wait_s, link_s, broke, of   [m] of each transfer; link_s: of the wait, behind others; of: row of its request
+    sees_room      whether steps tell the decode workers' free blocks
+    """
+
+    parts: Mapping[str, F64]
+    moved: Bool
+    worker_names: Sequence[str]
+    worker: I64
+    first_s: F64
+    last_s: F64
+    output_tokens: F64
+    again: Mapping[str, float]
+    before_first: Bool
+    num_bytes: F64
+    wire_s: F64
+    wait_s: F64
+    link_s: F64
+    broke: Bool
+    of: I64
+    sees_room: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is known of one window."""
 
@@ -300,6 +331,8 @@ class Facts:
     no caller tells, and a worker has enough of them."""
     routing: RoutingFacts | None = None
     """None where one worker served, or what was recorded tells nothing of routing."""
+    handover: HandoverFacts | None = None
+    """None where no KV moved between workers, or no transfer was recorded."""
 
     @property
     def duration_s(self) -> float:

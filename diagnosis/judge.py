@@ -18,6 +18,8 @@ from diagnosis.cause import Case, all_causes
 from diagnosis.censored import Waits, stand_in, waits
 from diagnosis.comparability import Mix, common_mix
 from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
+from diagnosis.contradictions import answers, of_engine
+from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
 from diagnosis.ledger import Counted, Ledger, metric_values
@@ -38,7 +40,7 @@ from engine_probe.errors import BadWindow
 
 def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: str, *, seed: int = 0) -> Verdict:
     """The verdict on why `metric` differs between two windows. Raises BadWindow where a window has no such metric."""
-    checks = [*quality.check(base), *quality.check(suspect)]
+    checks = [*quality.check(base), *quality.check(suspect), *quality.between(base, suspect)]
     base, suspect, unequal = equal_sight(base, suspect)
     counted = (_counted(base, metric), _counted(suspect, metric))
     with beside() as pool:  # what needs no ledger goes on beside the ledgers
@@ -77,6 +79,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         judged.quantile,
         mix,
         traffic(mix, attribution, ledger_b, ledger_s, judged),
+        checks=checks,
     )
     if fell(case, judged) or (not judged.changed and suspicious(case) and attribution.delta_mean_s < 0):
         case = case.exchanged()
@@ -84,14 +87,16 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     rows = attribution_rows(attribution, at_p99, ledger_b, ledger_s, mix, judged.quantile, quantile)
     waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
     delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
-    causes, more_excluded = rank(claims, case, judged, checks, rows, delta)
+    causes, more_excluded = rank(of_engine(claims), case, judged, checks, rows, delta)
     concluded = conclude(case, judged, causes, delta, rows, comparable=comparable)
     if not concluded.named:
         excluded += [{"cause": c.cause, "because": WHY_NOT[concluded.status]} for c in causes]
         causes = []
+    told, untold = answers(claims, causes, case)
+    causes, excluded = [*causes, *told], excluded + untold
     return Verdict(
         status=concluded.status,
-        verdict=concluded.sentence,
+        verdict=concluded.sentence + contradiction(told, checks),
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,

@@ -25,6 +25,7 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
+from diagnosis.load_handover import handovers, with_legs
 from diagnosis.load_lineage import ASKED, StoredBlocks, block_size, lineage, names_blocks
 from diagnosis.load_requests import (
     COLUMNS,
@@ -117,10 +118,14 @@ def _load(
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     routed = routing(store, window, requests, block_size(workers), has_steps=steps is not None)
+    moves = handovers(store, window, requests, steps, block_size(workers))
+    requests = requests if moves is None else with_legs(requests, moves)
     requests = estimate_computed(requests, samples, workers)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
     if routed is not None:
         visible |= routed.visible
+    if moves is not None:
+        visible |= {"transfer.wait_s", "transfer.wire_s", "transfer.outcome"}
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}
     return Facts(
@@ -142,6 +147,7 @@ def _load(
         integrity=_integrity(store, bounds),
         routed_s=routed_s,
         routing=routed,
+        handover=moves,
     )
 
 

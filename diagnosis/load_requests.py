@@ -43,6 +43,10 @@ NUMBERS = [
 ]
 
 
+TOLD_BY_BOTH = ("cached_tokens", "output_tokens")
+"""Numbers of which the engine's are kept beside the caller's, to be compared."""
+
+
 SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, output_tokens DESC"
 """Of several engine rows of one request the one that served it: with a first token, of the last attempt, earliest."""
 
@@ -133,6 +137,8 @@ def join_vantages(
         engine_at = {key: seconds_since(taken[column], origin) for key, column in own.items()}
         for name in NUMBERS:
             theirs = floats(taken[name])
+            if name in TOLD_BY_BOTH and (np.isfinite(theirs) & np.isfinite(numbers[name])).any():
+                numbers[f"engine_{name}"] = theirs
             if (np.isfinite(theirs) & ~np.isfinite(numbers[name])).any():
                 sources[name] = "engine"
             numbers[name] = np.where(np.isfinite(numbers[name]), numbers[name], theirs)
@@ -141,6 +147,7 @@ def join_vantages(
         engine_ttft = engine_at["first"] - engine_at["arrival"]
         numbers["network_s"] = np.clip(client_ttft - engine_ttft, 0.0, None)
         numbers["engine_ttft_s"] = engine_ttft
+        numbers["engine_e2e_s"] = engine_at["last"] - engine_at["arrival"]
     else:
         engine_at = {key: np.full(n, np.nan) for key in own}
     computed = numbers["prompt_tokens"] - numbers["cached_tokens"]
@@ -245,8 +252,10 @@ def _gaps(table: pa.Table, origin: int) -> Gaps | None:
     if np.array_equal(np.asarray(pc.fill_null(pc.list_value_length(counts), 0)), lengths):
         tokens = np.asarray(counts.flatten()).astype(float)
     # a gap needs both its ends, in order
-    keep = ~starts & ~unknown & ~np.roll(unknown, 1) & (gap >= 0)
-    return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep])
+    whole = ~starts & ~unknown & ~np.roll(unknown, 1)
+    keep = whole & (gap >= 0)
+    backward = len(np.unique(owner[whole & (gap < 0)]))
+    return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep], backward)
 
 
 def seconds_since(column: pa.ChunkedArray, origin: int) -> F64:

@@ -15,6 +15,7 @@ from diagnosis import quality
 from diagnosis.attribution import Attribution, Row
 from diagnosis.calibration import stated
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Excluded, all_causes, to_json
+from diagnosis.checks.check import Check
 from diagnosis.conclude import suspicious
 from diagnosis.facts import Facts
 from diagnosis.judged import Judged
@@ -62,7 +63,7 @@ def rank(
     claims: Sequence[tuple[Cause, Claim]],
     case: Case,
     judged: Judged,
-    checks: Sequence[quality.Check],
+    checks: Sequence[Check],
     rows: Sequence[LedgerRow],
     delta: Change,
 ) -> tuple[list[NamedCause], list[dict[str, str]]]:

@@ -68,14 +68,19 @@ def percent(value: float | None) -> str:
 
 
 def share_words(cause: Mapping[str, Any], asked: str) -> str:
-    """'78 % of the P99 change' of a named cause; 'no share ...' where that change went the other way, or nowhere."""
+    """'78 % of the P99 change' of a named cause; 'no share ...' where that change went the other way, or nowhere.
+
+    A cause that is about what is told owns no seconds of anything.
+    """
+    if not cause.get("rows", True):
+        return "of what is told, not of what was done"
     share = cause["share_p99"]
     return f"{'no share' if share is None else percent(share)} of the {quantile_name(asked)} change"
 
 
 def tentative(verdict: Mapping[str, Any]) -> str:
     """A warning above causes that stand beside a change which is not established; else nothing."""
-    if verdict["status"] == "explained" or not verdict["causes"]:
+    if verdict["status"] == "explained" or not any(cause.get("rows", True) for cause in verdict["causes"]):
         return ""
     if verdict["status"] == "not_observable":
         return "In part: more than half of the change lies where this setup cannot look.\n\n"

@@ -114,15 +114,15 @@ WHERE {window_sql(window, "at_ns", "b.")[0]} AND b.change = 'stored' AND coalesc
 def counter_increases(store: Store, window: Window) -> pa.Table:
     """Increase of every `*_total`, `*_sum`, `*_count` series over the window by name, restarts of the counter counted from zero.
 
-    Columns: name, increase, series. Buckets are left out.
+    Columns: name, increase, series, span_s (seconds from the first reading to the last). Buckets are left out.
     """
     condition, params = window_sql(window, "at_ns")
     return store.query(
         f"""
 SELECT name, round(sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END), 6) AS increase,
-       count(DISTINCT (worker, key)) AS series
+       count(DISTINCT (worker, key)) AS series, (max(at_ns) - min(at_ns)) / 1e9 AS span_s
 FROM (
-    SELECT name, worker, CAST(labels AS VARCHAR) AS key, value,
+    SELECT name, worker, CAST(labels AS VARCHAR) AS key, value, at_ns,
            lag(value) OVER (PARTITION BY worker, name, CAST(labels AS VARCHAR) ORDER BY at_ns) AS before
     FROM sample WHERE {condition} AND (name LIKE '%\\_total' ESCAPE '\\' OR name LIKE '%\\_sum' ESCAPE '\\' OR name LIKE '%\\_count' ESCAPE '\\')
 ) GROUP BY name""",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from diagnosis.cause import Cause, all_causes
+from diagnosis.contradictions import ABOUT
 from diagnosis.judge import judge
 from diagnosis.rows import ROWS
 from diagnosis.verdict import Verdict
@@ -24,6 +25,7 @@ from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers,
 from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
 from tests.diagnosed import few_replicates
 from tests.routing_scenarios import ROUTING
+from tests.telemetry_scenarios import TOLD
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
 SCENARIOS = ROOM_AND_LOAD | COSTS | ROUTING
@@ -33,6 +35,7 @@ VLLM_OPTIONS = {
     "--attention-backend",
     "--block-size",
     "--enable-prefix-caching",
+    "--enable-prompt-tokens-details",
     "--enforce-eager",
     "--gpu-memory-utilization",
     "--kv-cache-dtype",
@@ -113,14 +116,14 @@ def test_needs_are_names_of_the_contract(cause: Cause) -> None:
 
 @causes
 def test_rows_are_rows_of_the_ledger(cause: Cause) -> None:
-    """A cause claims seconds that the ledger can hold."""
-    assert cause.rows
+    """A cause claims seconds that the ledger can hold; one that is about what is told claims none."""
+    assert bool(cause.rows) != (cause.name in ABOUT)
     assert set(cause.rows) <= set(ROWS)
 
 
 def test_every_cause_has_scenarios() -> None:
     """A new cause comes with its four pairs."""
-    assert set(SCENARIOS) == set(all_causes())
+    assert set(SCENARIOS) | set(TOLD) == set(all_causes())
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -134,19 +137,32 @@ def test_fires(name: str) -> None:
     assert owned / verdict.delta.mean_s == pytest.approx(SCENARIOS[name].share, abs=0.06)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_told_wrong_is_named_though_no_latency_moved(name: str) -> None:
+    """It is the only cause, owns no seconds, and the sentence says it; the verdict on the latency is as it would be."""
+    verdict = judged(TOLD[name].fires())
+    assert verdict.status == "no_change"
+    assert names(verdict.causes) == [name]
+    (cause,) = verdict.causes
+    assert (cause.share_p99, cause.mean_s, list(cause.rows)) == (None, 0.0, [])
+    assert cause.confidence_word == "high"
+    assert cause.evidence[0]["value"] is not None
+    assert "What is told contradicts itself: suspect: " in verdict.verdict
+
+
+@pytest.mark.parametrize("name", SCENARIOS | TOLD)
 def test_quiet_with_a_number(name: str) -> None:
     """Where it is not present it says so with a number, and is not named."""
-    verdict = judged(SCENARIOS[name].quiet())
+    verdict = judged((SCENARIOS | TOLD)[name].quiet())
     assert name not in names(verdict.causes)
     because = next(row["because"] for row in verdict.excluded if row["cause"] == name)
     assert re.search(r"\d", because), because
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SCENARIOS | TOLD)
 def test_edge_is_not_blamed(name: str) -> None:
     """Close to firing, but something else is the reason: not named, and excluded or said to be unobservable."""
-    verdict = judged(SCENARIOS[name].edge())
+    verdict = judged((SCENARIOS | TOLD)[name].edge())
     assert name not in names(verdict.causes), verdict.verdict
     assert name in names(verdict.excluded) or name in names(verdict.not_observable)
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diagnosis.checks.check import Check
 from diagnosis.facts import BlockTotals, Facts, Gaps, MarkFact, StepFacts, WorkerFacts
-from diagnosis.quality import Check, caching_is_off, check, penalty
+from diagnosis.quality import caching_is_off, check, penalty
 from tests.factories import facts, request_facts
 
 

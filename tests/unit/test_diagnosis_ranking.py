@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from diagnosis.cause import Cause, Claim, Evidence
+from diagnosis.checks.check import Check
 from diagnosis.judged import Judged
-from diagnosis.quality import Check
 from diagnosis.ranking import NOTHING_TO_DO, rank
 from diagnosis.traffic import Traffic
 from diagnosis.verdict import LedgerRow, NamedCause

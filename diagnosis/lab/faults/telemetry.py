@@ -73,7 +73,7 @@ FAULTS = (
         "telemetry",
         "The engines' hit counter stands still at 0 while requests hit (a counter that lies)",
         SWITCH,
-        Expected(is_silent=True, never=("prefix_caching_off",), quality=("cached_tokens",)),
+        Expected(("telemetry_contradiction",), never=("prefix_caching_off",), is_told=True),
         _lies,
     ),
     Fault(
@@ -81,7 +81,7 @@ FAULTS = (
         "telemetry",
         f"The clock of {AHEAD} is ahead of its callers'",
         Severity(0.1, 0.5, 2.0, "seconds ahead"),
-        Expected(is_silent=True, quality=("clocks",)),
+        Expected(("clock_skew",), is_told=True),
         _skew,
         _clients,
         subject=("worker", AHEAD),
