@@ -46,9 +46,12 @@ class Look:
 
 
 class Check(Protocol):
-    """A judgement that is made again and again. `name` labels its cost; `owns` says which alerts are its own."""
+    """A judgement that is made again and again."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As it is called on /metrics."""
+        ...
 
     def look(self, window: Window, baseline: str | None) -> Look:
         """What is wrong in the window. `baseline` None: chosen by rule. Raises KvscopeError where the store fails."""

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from alerts.condition import Check, Look, text_of
 from alerts.lifecycle import Pace, carried_on, claim, confirmed, confirming_window
@@ -38,6 +39,7 @@ class Evaluator:
 
     keep_finding   keeps a verdict in short and answers with its number
     base_url       under which people reach the API, without a slash at the end
+    is_empty       no request arrived in the window: nobody need judge it
     """
 
     def __init__(
@@ -46,19 +48,23 @@ class Evaluator:
         checks: Sequence[Check],
         rhythm: Rhythm,
         *,
-        keep_finding: Callable[[dict[str, object]], int],
+        keep_finding: Callable[[dict[str, Any]], int],
         base_url: str,
         judge: Judge = lambda _, look: look(),
+        is_empty: Callable[[Window], bool] = lambda _: False,
         on_look: Callable[[str, float, bool], None] = lambda *_: None,
     ) -> None:
         self._book, self._checks, self._rhythm = book, checks, rhythm
-        self._keep_finding, self._base_url, self._judge, self._on_look = keep_finding, base_url, judge, on_look
+        self._keep_finding, self._base_url = keep_finding, base_url
+        self._judge, self._is_empty, self._on_look = judge, is_empty, on_look
 
     def tick(self, now_ns: int) -> list[Alert]:
         """Look once; answers with the alerts that changed, which are on disk by then."""
         end_ns = now_ns - self._rhythm.settle_ns
         window = Window(end_ns - self._rhythm.window_ns, end_ns)
         held = [alert for alert in self._book.open_alerts() if alert.origin == "evaluator"]
+        if not held and self._is_empty(window):
+            return []
         changed: list[Alert] = []
         for check in self._checks:
             own = [alert for alert in held if check.owns(alert.labels)]
@@ -93,6 +99,7 @@ class Evaluator:
     def _confirmations(self, check: Check, pending: list[Alert], end_ns: int, now_ns: int) -> list[Alert]:
         """Each pending alert whose confirming window is long enough; alerts of one claim share a look."""
         looks: dict[tuple[str, str | None], Look] = {}
+        numbers: dict[tuple[str, str | None], str] = {}
         changed = []
         for alert in pending:
             window = confirming_window(alert, self._rhythm.pace, end_ns)
@@ -103,7 +110,11 @@ class Evaluator:
                 looks[key] = self._look(check, window, alert.baseline)
             after = confirmed(alert, looks[key], window, now_ns)
             if after.state == "firing":
-                after = self._reported(check, after, alert, looks[key])
+                finding = looks[key].finding
+                if key not in numbers and finding is not None:
+                    kept = {"made_ns": now_ns, **finding, "alert_id": alert.alert_id}
+                    numbers[key] = str(self._keep_finding(kept))
+                after = self._reported(check, after, alert, numbers.get(key))
             changed.append(after)
         return changed
 
@@ -123,14 +134,13 @@ class Evaluator:
                 changed.append(after)
         return changed
 
-    def _reported(self, check: Check, alert: Alert, claimed: Alert, look: Look) -> Alert:
+    def _reported(self, check: Check, alert: Alert, claimed: Alert, finding: str | None) -> Alert:
         """With the number of its finding, and a link to the report over both windows."""
         start = claimed.annotations["window"].partition("/")[0]
         whole = f"{start}/{alert.claimed_until_ns}"
         told = {"window": whole, "report": self._base_url + check.report(whole, alert.baseline)}
-        if look.finding is not None:
-            number = self._keep_finding({"made_ns": alert.updated_ns, **look.finding, "alert_id": alert.alert_id})
-            told["finding"] = str(number)
+        if finding is not None:
+            told["finding"] = finding
         return replace(alert, annotations={**alert.annotations, **told})
 
     def _look(self, check: Check, window: Window, baseline: str | None) -> Look:

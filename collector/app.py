@@ -16,6 +16,7 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from alerts.receivers import read_receivers
 from collector import problems
 from collector.api import OPEN_ROUTERS, ROUTERS
 from collector.api.common import documented_query
@@ -30,8 +31,11 @@ from store.interface import Store
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     """The application. A store that is given is used and left open; else `settings.store_url` is opened at start-up.
 
-    Raises UsageError where it would listen beyond this machine without a token, or the token cannot be read.
+    Raises UsageError where it would listen beyond this machine without a token, or the token cannot be read, and AlertMisuse
+    for receivers of alerts that cannot work.
     """
+    if settings.alerts.receivers_file is not None:
+        read_receivers(settings.alerts.receivers_file)
     token = read_token(settings.server)
     loopback = is_loopback(settings.server.host)
     if token is None and not loopback and not settings.server.allow_unauthenticated:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from collector.meters import Meters
-from engine_probe.errors import TooManyQueries
+from engine_probe.errors import NotReady, TooManyQueries
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class Reads:
         self._most = max_concurrent + max_waiting
         self._meters = meters
         self._num_here = 0
+        self._is_closed = False
 
     async def run(self, route: str, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Answer of `query`, run on a thread. Raises TooManyQueries, and what the query raises."""
@@ -42,6 +43,19 @@ class Reads:
             self._num_here -= 1
             self._meters.queries.labels(route).observe(time.perf_counter() - started)
 
+    def wait_for(self, route: str, query: Callable[[], T]) -> T:
+        """Answer of `query`, for a thread of ours that waits in line behind what was asked before. Raises NotReady once closed."""
+        started = time.perf_counter()
+        try:
+            return self._pool.submit(query).result()
+        except (CancelledError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._is_closed:
+                raise
+            raise NotReady("the collector stops; nothing is judged any more") from error
+        finally:
+            self._meters.queries.labels(route).observe(time.perf_counter() - started)
+
     def close(self) -> None:
         """Forget what waits; what runs ends by itself."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -22,6 +22,8 @@ from store.lineage import window_sql
 CAUSE, SYMPTOM = "KvscopeCause", "KvscopeLatencyRegression"
 LEAST_CONFIDENCE: Final = 0.5
 """A cause that is named with less is in the verdict, and nobody is told."""
+LEAST_SHARE: Final = 0.25
+"""A cause that owns less of the rise is a part of the verdict, and no page of its own."""
 MOST: Final = 0.5
 CRITICAL_RATIO: Final = 1.0
 """Grown by its own size and more: critical."""
@@ -72,7 +74,7 @@ class LatencyCheck:
         found += [
             self._cause(verdict, cause, window)
             for cause in verdict["causes"]
-            if not cause["ended"] and cause["confidence"] >= LEAST_CONFIDENCE and verdict["status"] == "explained"
+            if verdict["status"] == "explained" and is_told(cause)
         ]
         return Look(tuple(found), baseline=compared, finding=finding)
 
@@ -169,6 +171,12 @@ def got_worse(verdict: Mapping[str, Any], min_ratio: float) -> bool:
         return True
     interval = bounds["interval_95"]
     return verdict["status"] != "no_change" and interval is not None and interval[0] is not None and interval[0] > 0
+
+
+def is_told(cause: Mapping[str, Any]) -> bool:
+    """A cause that somebody is told of: likely, not over, and no small part."""
+    share = cause["share_p99"]
+    return not cause["ended"] and cause["confidence"] >= LEAST_CONFIDENCE and (share is None or share >= LEAST_SHARE)
 
 
 def short(verdict: Mapping[str, Any], baseline: str | None, suspect: str | None) -> dict[str, Any]:

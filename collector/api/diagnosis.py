@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from alerts.checks.latency import short
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, WindowText, answer, window_of
 from collector.services import Services, services_of
@@ -70,10 +71,11 @@ class Finding(BaseModel):
     status: str
     verdict: str
     causes: list[dict[str, Any]] = Field(description="cause, subject, share_p99, confidence_word; ranked")
+    alert_id: str | None = Field(None, description="the alert that it stands behind; null: somebody asked")
 
 
 class Findings(BaseModel):
-    """The verdicts made since the collector started, newest first."""
+    """The newest verdicts, newest first."""
 
     findings: list[Finding]
 
@@ -128,7 +130,7 @@ async def get_findings(
     cause: Annotated[str | None, Query(description="only verdicts that name this cause", max_length=100)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
 ) -> Response:
-    """Verdicts made through this collector since it started, newest first."""
+    """Verdicts that people asked for, and those behind alerts, newest first. They outlive a restart."""
     found = [
         finding
         for finding in reversed(services_of(request).findings)
@@ -191,18 +193,7 @@ def _diagnose(
         services.store, windows[0], windows[1], metric=metric, quantile=quantile, vantage=vantage, now_ns=now_ns
     )
     document = verdict.to_dict()
-    services.keep_finding(
-        {
-            "made_ns": now_ns,
-            "baseline": baseline,
-            "suspect": suspect,
-            **{name: document[name] for name in ("metric", "quantile", "status", "verdict")},
-            "causes": [
-                {name: cause[name] for name in ("cause", "subject", "share_p99", "confidence_word")}
-                for cause in document["causes"]
-            ],
-        }
-    )
+    services.keep_finding({"made_ns": now_ns, **short(document, baseline, suspect)})
     return document
 
 

@@ -1,0 +1,180 @@
+"""Alerting in the service: a thread that looks and plans, a thread that delivers, and the book that both write.
+
+Idea: judging costs seconds of CPU, so it must not be felt. Looks go through the same single-file pool as people's judgements (never two
+at once), a tick is spread over its checks (a person waits for one look at most), and the thread rests at least four times as
+long as it worked (`max_busy_ratio`), so a slow machine looks more seldom and serves no worse. Batches are never waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from alerts.checks.contradiction import ContradictionCheck
+from alerts.checks.hotspot import HotspotCheck
+from alerts.checks.latency import LatencyCheck
+from alerts.condition import Check
+from alerts.courier import Courier, Patience
+from alerts.evaluator import Evaluator, Rhythm
+from alerts.lifecycle import Pace
+from alerts.notifier import Notifier
+from alerts.receivers import Receiver, read_receivers
+from collector.reads import Reads
+from collector.settings import AlertSettings
+from engine_probe.errors import KvscopeError
+from store import metric_catalogue as names
+from store.alert_book import AlertBook
+from store.duckdb_store import DuckDBStore
+from store.interface import Window
+from store.lineage import window_sql
+
+log = logging.getLogger(__name__)
+
+NS: Final = 1_000_000_000
+PLAN_S: Final = 5.0
+"""Messages that wait for company are looked at so often."""
+_LOOK_BOUNDS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Alerting:
+    """Evaluator, notifier and courier over one book. `start` begins, `stop` ends; the book answers in between."""
+
+    def __init__(
+        self,
+        store: DuckDBStore,
+        settings: AlertSettings,
+        base_url: str,
+        *,
+        judging: Reads,
+        keep_finding: Callable[[dict[str, Any]], int],
+        registry: CollectorRegistry,
+    ) -> None:
+        self.book = AlertBook(store)
+        self.settings, self.base_url = settings, base_url
+        self._meters = _Meters(registry, self.book)
+        self.receivers: tuple[Receiver, ...] = ()
+        if settings.receivers_file is not None:
+            self.receivers = read_receivers(settings.receivers_file)
+        self.courier = Courier(
+            self.book,
+            self.receivers,
+            Patience(settings.retry_first_s, settings.retry_limit_s, settings.give_up_s),
+            on_end=self._meters.delivered,
+        )
+        self.notifier = Notifier(self.book, self.receivers, base_url)
+        self.evaluator = Evaluator(
+            self.book,
+            checks_of(store, settings),
+            rhythm_of(settings),
+            keep_finding=keep_finding,
+            base_url=base_url,
+            judge=lambda name, look: judging.wait_for(f"alerts/{name}", look),
+            is_empty=lambda window: not _has_requests(store, window),
+            on_look=self._meters.looked,
+        )
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look for the first time after one interval; deliver at once what an earlier process left."""
+        if self.receivers or self.book.deliveries("waiting", limit=1):
+            self.courier.start()
+        if self.settings.enabled or self.receivers:
+            self._thread = threading.Thread(target=self._run, name="kvscope-alerts", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End after the look that runs; what is not delivered stays in the outbox."""
+        self._stopping.set()
+        self.courier.stop()
+        if self._thread is not None:
+            self._thread.join(15.0)
+
+    def tell(self) -> None:
+        """Something changed: plan messages, and send them."""
+        if self.notifier.tell(time.time_ns()):
+            self.courier.wake()
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + self.settings.interval_s
+        while not self._stopping.wait(min(PLAN_S, self.settings.interval_s)):
+            started = time.monotonic()
+            try:
+                if self.settings.enabled and started >= next_look:
+                    self.evaluator.tick(time.time_ns())
+                    took = time.monotonic() - started
+                    next_look = started + max(self.settings.interval_s, took / self.settings.max_busy_ratio)
+                self.tell()
+            except KvscopeError as error:
+                if not self._stopping.is_set():
+                    log.warning("alerts not looked after", extra={"reason": error.message})
+            except Exception:
+                log.exception("alerting stumbled")
+
+
+def checks_of(store: DuckDBStore, settings: AlertSettings) -> list[Check]:
+    """What is looked for. Hotspots first: they silence what comes after."""
+    made: list[Check] = [HotspotCheck(store, settings.min_regret_s), ContradictionCheck(store)]
+    made += [LatencyCheck(store, metric, min_change_ratio=settings.min_change_ratio) for metric in settings.metrics]
+    return made
+
+
+def rhythm_of(settings: AlertSettings) -> Rhythm:
+    """The settings' seconds, in ns."""
+
+    def ns(seconds: float) -> int:
+        return round(seconds * NS)
+
+    pace = Pace(hold=ns(settings.hold_s), cool_down=ns(settings.cool_down_s), lost=ns(settings.lost_s))
+    return Rhythm(ns(settings.window_s), ns(settings.settle_s), pace)
+
+
+def _has_requests(store: DuckDBStore, window: Window) -> bool:
+    condition, params = window_sql(window, "arrival_ns")
+    found = store.query(f"SELECT 1 FROM request WHERE {condition} LIMIT 1", params)
+    return len(found) > 0
+
+
+class _Meters(Collector):
+    """What alerting counts about itself."""
+
+    def __init__(self, registry: CollectorRegistry, book: AlertBook) -> None:
+        self._book = book
+        made, looks = names.ALERT_DELIVERIES, names.ALERT_LOOK
+        self._ended = Counter(made.name, made.doc, made.labels, registry=registry)
+        self._looks = Histogram(looks.name, looks.doc, looks.labels, registry=registry, buckets=_LOOK_BOUNDS_S)
+        failed = names.ALERT_FAILED_LOOKS
+        self._failed = Counter(failed.name, failed.doc, failed.labels, registry=registry)
+        registry.register(self)
+
+    def delivered(self, receiver: str, state: str) -> None:
+        """A message left the queue."""
+        self._ended.labels(receiver, state).inc()
+
+    def looked(self, check: str, seconds: float, ended_well: bool) -> None:
+        """A check was made."""
+        self._looks.labels(check).observe(seconds)
+        if not ended_well:
+            self._failed.labels(check).inc()
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        alerts = GaugeMetricFamily(names.ALERTS.name, names.ALERTS.doc, labels=names.ALERTS.labels)
+        held = self._book.open_alerts()
+        for state in ("pending", "firing"):
+            alerts.add_metric([state], sum(alert.state == state for alert in held))
+        yield alerts
+        outbox = GaugeMetricFamily(names.ALERT_OUTBOX.name, names.ALERT_OUTBOX.doc, labels=names.ALERT_OUTBOX.labels)
+        for (receiver, state), count in self._book.counts().items():
+            if state != "delivered":
+                outbox.add_metric([receiver, state], count)
+        yield outbox
