@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from collector.api import diagnosis, health, hotspots, ingest, marks, pages, requests, series, sql
+from collector.api import alerts, diagnosis, health, hotspots, ingest, marks, pages, requests, series, sql
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (pages.router, health.router, ingest.router)
 """Called by browsers, probes and exporters, which may add parameters of their own."""
@@ -16,6 +16,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     series.router,
     diagnosis.router,
     hotspots.router,
+    alerts.router,
     marks.router,
     sql.router,
 )
