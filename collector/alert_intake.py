@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from alerts.checks.latency import LatencyCheck, short
 from alerts.condition import text_of
+from alerts.finding import short
 from alerts.matchers import fingerprint
-from diagnosis.diagnose import METRICS, diagnose
-from diagnosis.hotspots.judge import hotspots
-from diagnosis.windows import choose
 from engine_probe.errors import BadWindow, DiagnosisError
 from store.alert_rows import Alert, Changes
 from store.interface import Window
@@ -88,6 +85,10 @@ def _judged(
     services: Services, alerting: Alerting, alerts: list[OneAlert], now_ns: int
 ) -> tuple[dict[str, str], str | None]:
     """(annotations to attach, why there is no finding)."""
+    from alerts.checks.latency import LatencyCheck
+    from diagnosis.diagnose import METRICS, diagnose
+    from diagnosis.windows import choose
+
     start_ns = min(_ns(alert.startsAt) for alert in alerts) - BEFORE_NS
     end_ns = now_ns - round(alerting.settings.settle_s * NS)
     window = Window(max(start_ns, end_ns - LONGEST_NS), end_ns)
@@ -115,6 +116,8 @@ def _judged(
 
 
 def _hotspots(services: Services, window: Window) -> str:
+    from diagnosis.hotspots.judge import hotspots
+
     try:
         return "; ".join(spot.statement for spot in hotspots(services.store, window).hotspots[:3])
     except DiagnosisError:

@@ -11,15 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from alerts.checks.contradiction import ContradictionCheck
-from alerts.checks.hotspot import HotspotCheck
-from alerts.checks.latency import LatencyCheck
 from alerts.condition import Check
 from alerts.courier import Courier, Patience
 from alerts.evaluator import Evaluator, Rhythm
@@ -69,16 +67,7 @@ class Alerting:
             on_end=self._meters.delivered,
         )
         self.notifier = Notifier(self.book, self.receivers, base_url)
-        self.evaluator = Evaluator(
-            self.book,
-            checks_of(store, settings),
-            rhythm_of(settings),
-            keep_finding=keep_finding,
-            base_url=base_url,
-            judge=lambda name, look: judging.wait_for(f"alerts/{name}", look),
-            is_empty=lambda window: not _has_requests(store, window),
-            on_look=self._meters.looked,
-        )
+        self._store, self._judging, self._keep_finding = store, judging, keep_finding
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -102,6 +91,20 @@ class Alerting:
         if self.notifier.tell(time.time_ns()):
             self.courier.wake()
 
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Made at the first look."""
+        return Evaluator(
+            self.book,
+            checks_of(self._store, self.settings),
+            rhythm_of(self.settings),
+            keep_finding=self._keep_finding,
+            base_url=self.base_url,
+            judge=lambda name, look: self._judging.wait_for(f"alerts/{name}", look),
+            is_empty=lambda window: not _has_requests(self._store, window),
+            on_look=self._meters.looked,
+        )
+
     def _run(self) -> None:
         next_look = time.monotonic() + self.settings.interval_s
         while not self._stopping.wait(min(PLAN_S, self.settings.interval_s)):
@@ -120,7 +123,11 @@ class Alerting:
 
 
 def checks_of(store: DuckDBStore, settings: AlertSettings) -> list[Check]:
-    """What is looked for. Hotspots first: they silence what comes after."""
+    """What is looked for. Hotspots first: they silence what comes after. Judging is imported here: a collector answers before."""
+    from alerts.checks.contradiction import ContradictionCheck
+    from alerts.checks.hotspot import HotspotCheck
+    from alerts.checks.latency import LatencyCheck
+
     made: list[Check] = [HotspotCheck(store, settings.min_regret_s), ContradictionCheck(store)]
     made += [LatencyCheck(store, metric, min_change_ratio=settings.min_change_ratio) for metric in settings.metrics]
     return made

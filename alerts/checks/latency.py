@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from alerts.condition import Condition, Look, text_of, window_of
+from alerts.finding import short
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
 from diagnosis.windows import choose
@@ -177,16 +178,3 @@ def is_told(cause: Mapping[str, Any]) -> bool:
     """A cause that somebody is told of: likely, not over, and no small part."""
     share = cause["share_p99"]
     return not cause["ended"] and cause["confidence"] >= LEAST_CONFIDENCE and (share is None or share >= LEAST_SHARE)
-
-
-def short(verdict: Mapping[str, Any], baseline: str | None, suspect: str | None) -> dict[str, Any]:
-    """A verdict as /api/v1/findings tells it."""
-    return {
-        "baseline": baseline,
-        "suspect": suspect,
-        **{name: verdict[name] for name in ("metric", "quantile", "status", "verdict")},
-        "causes": [
-            {name: cause[name] for name in ("cause", "subject", "share_p99", "confidence_word")}
-            for cause in verdict["causes"]
-        ],
-    }

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from alerts.checks.latency import short
+from alerts.finding import short
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, WindowText, answer, window_of
 from collector.services import Services, services_of
