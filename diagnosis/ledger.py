@@ -18,7 +18,7 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s
 from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
-from diagnosis.rows import HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
+from diagnosis.rows import HANDOVER, HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
 from diagnosis.step_work import AGAIN, decoding_by_steps, others_by_steps
@@ -198,11 +198,16 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.join(prefilled, context.model.spell_shares(left_queue_s + prefill / 2, suspect=context.suspect))
     sheet.add("preemption_recompute", stalled)
     rest = left - hot - queue - prefill - stalled
+    rest = _carve_handover(sheet, facts, rest, before_first=True)
     rest = sheet.carve(rest, "lookup_overhead", r.get("cache_lookup_s"))
     rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
     retried = _attempts_before(facts)
     rest = sheet.carve(rest, "client_retries", retried)
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
+    if facts.handover is not None:  # between caller and prefill worker lies the hand-over too
+        retried = retried + np.where(
+            facts.handover.before_first, timelines.sum_of(facts.handover.parts.values(), len(r)), 0.0
+        )
     engine_front = np.maximum(engine_front - retried, 0.0)
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
@@ -222,6 +227,16 @@ def _carve_hotspots(sheet: Sheet, facts: Facts, queue: F64, prefill: F64) -> tup
         sheet.add(name, waited + computed)
         queue, prefill, hot = queue - waited, prefill - computed, hot + waited + computed
     return queue, prefill, hot
+
+
+def _carve_handover(sheet: Sheet, facts: Facts, left: F64, *, before_first: bool) -> F64:
+    """What is left of the seconds before (or after) the first token without the hand-overs that lie there, [n]."""
+    if facts.handover is None:
+        return left
+    here = facts.handover.before_first == before_first
+    for name in HANDOVER:
+        left = sheet.carve(left, name, np.where(here, facts.handover.parts[name], 0.0))
+    return left
 
 
 def _attempts_before(facts: Facts) -> F64:
@@ -344,6 +359,7 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
         sheet.add("decode_unobserved", left)
         return
     slow = context.model.slow_share(suspect=context.suspect)
+    left = _carve_handover(sheet, facts, left, before_first=False)
     if facts.routing is not None:
         left = sheet.carve(left, "hotspot_straggler", facts.routing.slow * left)
     sheet.add("slow_steps", left * slow)
@@ -355,12 +371,40 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     for name, seconds in shared.items():
         mine = known_or_0(r.get("recomputed_tokens")) * (token_s(context) or 0.0) if name == AGAIN else 0.0
         left = sheet.carve(left, name, np.clip(seconds - mine, 0.0, None) * going * (1.0 - slow))
+    for name, seconds in _beside_decoding(facts, token_s(context)).items():
+        left = sheet.carve(left, name, seconds)
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq
     if per_seq is not None:
         others = _mean_others(facts)
         left = sheet.carve(left, "decode_bandwidth", known_or_0(tokens - 1) * per_seq * np.maximum(others, 0.0))
     sheet.add("own_decode", left)
+
+
+def _beside_decoding(facts: Facts, token_s: float | None) -> dict[str, F64]:
+    """Seconds that each hand-over's decode worker computed prompts of others between its first and last token there, [n] by row.
+
+    A decode worker computes what it should have been sent; the rest of it, last partial blocks, is ordinary.
+    """
+    moves, steps = facts.handover, facts.steps
+    if moves is None or steps is None or token_s is None:
+        return {}
+    beside = np.zeros(len(facts.requests))
+    computed = 0.0
+    for code, name in enumerate(moves.worker_names):
+        rows = np.flatnonzero((moves.worker == code) & np.isfinite(moves.first_s) & np.isfinite(moves.last_s))
+        if name not in steps.worker_names or len(rows) == 0:
+            continue
+        mine = steps.worker == list(steps.worker_names).index(name)
+        tokens = np.nan_to_num(steps.get("prefill_tokens")[mine])
+        computed += float(tokens.sum())
+        through = np.concatenate([[0.0], np.cumsum(np.minimum(tokens * token_s, steps.duration_s[mine]))])
+        at = steps.at_s[mine]
+        first, last = (np.searchsorted(at, instant[rows], "right") for instant in (moves.first_s, moves.last_s))
+        beside[rows] = through[last] - through[first]
+    shares = {name: tokens / max(computed, 1.0) for name, tokens in moves.again.items() if tokens > 0}
+    rest = max(0.0, 1.0 - sum(shares.values()))
+    return {name: beside * min(share, 1.0) for name, share in (shares | {"shared_prefill": rest}).items()}
 
 
 def _stalls(facts: Facts, context: Context) -> F64:
@@ -397,6 +441,12 @@ def _mean_others(facts: Facts) -> F64:
         seconds = np.interp(end, edges, cumulative) - np.interp(first, edges, cumulative)
         out[rows] = (seconds / np.maximum(end - first, 1e-9) - 1.0) / beside_rate(r)
         counted = others_by_steps(facts.steps, r.worker_names[worker], r.engine_first_s[rows], r.engine_last_s[rows])
+        out[rows] = np.where(np.isfinite(counted), counted, out[rows])
+    moves = facts.handover
+    for code, name in enumerate(() if moves is None else moves.worker_names):
+        assert moves is not None
+        rows = np.flatnonzero(moves.worker == code)
+        counted = others_by_steps(facts.steps, name, moves.first_s[rows], moves.last_s[rows])
         out[rows] = np.where(np.isfinite(counted), counted, out[rows])
     return out
 

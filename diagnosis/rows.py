@@ -4,12 +4,12 @@ Precedence, where several rows could claim the same second (first match wins):
 
 | # | seconds | row |
 |---|---|---|
-| 0 | waiting and prefill beyond what the best worker of that instant would have taken, of requests that went to a hotspot; a straggler's share of its requests' engine time | `hotspot_affinity`, `..._dead_signal`, `..._tie_breaking`, `..._straggler` |
+| 0 | waiting and prefill beyond what the best worker of that instant would have taken, of requests that went to a hotspot; a straggler's share of its requests' engine time | `hotspot_straggler`, `hotspot_dead_signal`, `hotspot_tie_breaking`, `hotspot_affinity` |
 | 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 10 to 14 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
 | 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, evictions, the probe | `lookup_overhead`, `eviction_overhead`, `probe_overhead` |
-| 5 | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
+| 4a | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
 | 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
 | 7 | ... that computed what a cache would have kept, were it on | `prefix_caching_off` |
@@ -19,6 +19,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 11 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 9, `shared_prefill`, `decode_bandwidth` |
 | 12 | own prefill, the rest | `own_prefill` |
 | 13 | own look-up and allocation; attempts that were given up; before the engine: HTTP, parsing, network | `lookup_overhead`, `eviction_overhead`, `client_retries`, `front_end` |
+| 13a | hand-over to a decode worker, before or after the first token: bytes under way and the link's queue; no room there; neither; broken ones; its queue | `transfer_wire`, `decode_block_shortage`, `transfer_orchestration`, `transfer_failures`, `decode_queue` |
 | 14 | decode: stalls after preemption, steps shared with prefills, fuller batches, the rest | `preemption_recompute`, as 4 to 9, `shared_prefill`, `decode_bandwidth`, `own_decode` |
 | 15 | time between phases that no phase owns | `unexplained` |
 
@@ -61,6 +62,11 @@ ROWS: Final[dict[str, str]] = {
     "shared_prefill": "steps shared with ordinary prompts of others",
     "reuse_lost": "computing what the baseline found cached; why it was lost is not observable here",
     "own_prefill": "computing its own prompt",
+    "transfer_wire": "KV on its way to the decode worker, or behind other KV on the link",
+    "transfer_orchestration": "hand-over to the decode worker while no byte moved and there was room",
+    "transfer_failures": "hand-overs that broke, and computing again what they should have brought",
+    "decode_block_shortage": "hand-over waiting for KV blocks at the decode worker",
+    "decode_queue": "waiting at the decode worker with its KV there",
     "decode_bandwidth": "fuller batches: each step serves more sequences",
     "own_decode": "decoding at the speed of a single sequence",
     "decode_stall": "stalls between tokens, cause not observable here",
@@ -71,6 +77,15 @@ ROWS: Final[dict[str, str]] = {
     "length_shift": "longer or shorter prompts and answers in the traffic",
     "mix_shift": "another mix of workloads or tenants in the traffic",
 }
+
+HANDOVER: Final = (
+    "transfer_failures",
+    "decode_block_shortage",
+    "transfer_wire",
+    "transfer_orchestration",
+    "decode_queue",
+)
+"""What a hand-over can spend its time on."""
 
 HOTSPOTS: Final = ("hotspot_straggler", "hotspot_dead_signal", "hotspot_tie_breaking", "hotspot_affinity")
 """Hotspots of one worker: their seconds are carved out first, in this order."""
@@ -120,6 +135,7 @@ NEUTRAL: Final = frozenset(
         "front_end",
         "other",
         "queue_dependency",
+        "decode_queue",
     }
 )
 """Rows that describe work; a cause has to claim them before anybody is to blame."""

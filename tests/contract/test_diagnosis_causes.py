@@ -24,11 +24,12 @@ from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
 from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
 from tests.diagnosed import few_replicates
+from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
-SCENARIOS = ROOM_AND_LOAD | COSTS | ROUTING
+SCENARIOS = ROOM_AND_LOAD | COSTS | ROUTING | MOVES
 VLLM_OPTIONS = {
     # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py, vllm/entrypoints/openai/cli_args.py)
     "--api-server-count",
@@ -52,13 +53,20 @@ VLLM_OPTIONS = {
     "--num-gpu-blocks-override",
     "--prefix-caching-hash-algo",
 }
-ROUTER_OPTIONS = {
-    # SGLang's router (sglang_router.launch_router), Dynamo's front end (dynamo.frontend --router-mode kv)
+OTHER_OPTIONS = {
+    # SGLang's router (sglang_router.launch_router) and server (sglang.launch_server), Dynamo's front end (--router-mode kv)
     "--balance-abs-threshold",
     "--balance-rel-threshold",
     "--cache-threshold",
+    "--chunked-prefill-size",
+    "--disaggregation-bootstrap-port",
+    "--disaggregation-ib-device",
+    "--disaggregation-transfer-backend",
     "--kv-overlap-score-weight",
+    "--max-running-requests",
+    "--mem-fraction-static",
     "--no-kv-events",
+    "--num-reserved-decode-tokens",
     "--policy",
     "--router-mode",
     "--router-replica-sync",
@@ -97,7 +105,7 @@ def test_docstring_is_a_runbook(cause: Cause) -> None:
 def test_remedies_name_settings_that_exist(cause: Cause) -> None:
     """An option that is told to a person at night is one that the engine takes."""
     named = set(re.findall(r"--[a-z][a-z-]+", cause.text))
-    assert named <= VLLM_OPTIONS | ROUTER_OPTIONS | OURS
+    assert named <= VLLM_OPTIONS | OTHER_OPTIONS | OURS
 
 
 @causes

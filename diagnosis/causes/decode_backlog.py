@@ -1,0 +1,100 @@
+"""Prefilled requests queue at the decode workers of a split fleet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import event_where, text
+from diagnosis.facts import Facts
+from diagnosis.handover_claim import cost, load_grew, quiet, spent
+from diagnosis.wording import number, seconds
+
+ROW = "decode_queue"
+
+
+@cause("decode_backlog", needs=("transfer.wait_s",), rows=(ROW, "decode_bandwidth"))
+def decode_backlog(case: Case) -> Claim | Excluded | None:
+    """Requests whose KV had arrived waited for a seat at the decode workers, and batches there were full.
+
+    Why: too few workers decode for what is prefilled, or answers got longer: a seat is held until the answer ends. TPOT goes up and
+    TTFT stays, whatever the prefill workers could still take.
+
+    Refuted by: a queue at the prefill workers that grew instead; free seats at the decode workers; KV that had not arrived (then it is
+    the wire, or room); more arrivals in all (then fuller batches are the load's).
+
+    Remedy:
+    - fleet: let more workers decode and fewer prefill, until both are as busy (Dynamo: the planner moves them)
+    - vLLM: --max-num-seqs higher on decode workers, where blocks and TPOT allow fuller batches
+    - SGLang: --max-running-requests higher on decode workers
+    - router: hand over to the worker with the most free seats
+    - application: lower max_tokens and stop sequences give seats back earlier
+
+    Experiment: make one prefill worker a decode worker for a quarter of an hour; TPOT must fall, and TTFT tells the price.
+    """
+    found = spent(case, ROW)
+    now, base = case.suspect.handover, case.base.handover
+    if found is None or now is None:
+        return None
+    if not found.grew:
+        return Excluded(quiet(case, found, "waiting at the decode worker with the KV there"))
+    workers = len(now.worker_names)
+    evidence = [
+        cost(case, ROW, "waiting at the decode worker with the KV there", found),
+        Evidence(
+            f"{number(workers)} workers decoded"
+            + ("" if base is None else f" ({number(len(base.worker_names))} in the {case.base_word})"),
+            float(workers),
+            "workers",
+            computed_by="the workers that transfers went to",
+        ),
+    ]
+    running, before = _running(case.suspect), _running(case.base)
+    if running is not None:
+        evidence.append(
+            Evidence(
+                f"a step there served {number(running)} requests on average"
+                + ("" if before is None else f" ({number(before)} in the {case.base_word})"),
+                running,
+                "requests",
+                f"SELECT avg(num_running) AS running FROM step WHERE {event_where(case, case.suspect)} AND num_running > 0 "
+                f"AND worker IN ({', '.join(map(text, now.worker_names))})",
+            )
+        )
+    queues = [facts.requests.get("queue_s") for facts in (case.suspect, case.base)]
+    if all(np.isfinite(queue).any() for queue in queues):
+        prefill, prefill_before = (float(np.nanmean(queue)) for queue in queues)
+        evidence.append(
+            Evidence(
+                f"at the prefill workers a request queued {seconds(prefill)} ({seconds(prefill_before)} in the {case.base_word})",
+                prefill,
+                "s",
+                computed_by="the queue of the worker that prefilled each request",
+            )
+        )
+    return Claim(
+        evidence,
+        _subject(case),
+        case.when(ROW),
+        rows=None if load_grew(case) is None else (ROW,),
+    )
+
+
+def _running(facts: Facts) -> float | None:
+    """Requests in a step of the decode workers that had any, on average; None where no step tells."""
+    steps, moves = facts.steps, facts.handover
+    if steps is None or moves is None:
+        return None
+    codes = [code for code, name in enumerate(steps.worker_names) if name in moves.worker_names]
+    running = steps.get("num_running")
+    busy = np.isin(steps.worker, codes) & (running > 0) & (steps.at_s >= facts.start_s) & (steps.at_s < facts.end_s)
+    return float(running[busy].mean()) if busy.any() else None
+
+
+def _subject(case: Case) -> tuple[str, str | None]:
+    """The decode worker where four fifths of the seconds were waited, where there are several; else the fleet."""
+    moves = case.suspect.handover
+    assert moves is not None
+    waited = np.bincount(moves.worker[moves.moved], moves.parts[ROW][moves.moved], minlength=len(moves.worker_names))
+    most = int(waited.argmax())
+    return ("worker", moves.worker_names[most]) if waited[most] >= 0.8 * waited.sum() else ("fleet", None)

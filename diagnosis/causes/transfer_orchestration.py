@@ -1,0 +1,60 @@
+"""Hand-overs waited though nothing was in their way."""
+
+from __future__ import annotations
+
+from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.handover_claim import cost, quiet, spent, transfer_sql
+from diagnosis.wording import seconds
+
+ROW = "transfer_orchestration"
+WITHOUT_ROOM = 0.7
+"""Strength where no step tells whether the decode worker had room."""
+
+
+@cause(ROW, needs=("transfer.wait_s",), rows=(ROW,))
+def transfer_orchestration(case: Case) -> Claim | Excluded | None:
+    """Between the end of a prefill and its hand-over time went by in which no byte moved, though link and decode worker were free.
+
+    Why: the router hears late that a prefill ended, asks in turns, sets up a connection or registers memory each time, or a poll
+    interval lies between the two halves. The seconds are the same for small prompts and large ones.
+
+    Refuted by: KV under way meanwhile; a link that carried others; a decode worker without blocks for it; a wait that grows with the
+    size of the prompt.
+
+    Remedy:
+    - vLLM: keep connections between the workers open (NIXL handshakes at the first hand-over); newest patch release of the connector
+    - SGLang: look at the bootstrap server (--disaggregation-bootstrap-port) and at what polls it
+    - Dynamo: look at the queue of remote prefills, and at the event plane between its workers
+    - router: send to the decode worker when the prefill begins, not when it ends, so that it can prepare
+    - fleet: fewer hops between router and workers
+
+    Experiment: hand over ten prompts of 100 tokens on an idle fleet; what that takes is orchestration, for there are hardly bytes.
+    """
+    found = spent(case, ROW)
+    if found is None:
+        return None
+    if not found.grew:
+        return Excluded(quiet(case, found, "hand-overs in which nothing moved and nothing was in the way"))
+    now = case.suspect.handover
+    assert now is not None
+    evidence = [
+        cost(case, ROW, "waiting while nothing was in the way", found),
+        Evidence(
+            f"from the end of a prefill to the first byte passed {seconds(float(now.wait_s.mean()))} on average, whatever the reason",
+            float(now.wait_s.mean()),
+            "s",
+            transfer_sql(case, case.suspect, "avg(coalesce(wait_s, 0)) AS wait_s"),
+        ),
+        Evidence(
+            f"of that the link carried others for {seconds(float(now.link_s.mean()))}"
+            + (
+                ", and room was there"
+                if now.sees_room
+                else "; whether there was room at the decode worker no step tells"
+            ),
+            float(now.link_s.mean()),
+            "s",
+            computed_by="each transfer beside those into the same worker",
+        ),
+    ]
+    return Claim(evidence, case.worker_subject(ROW), case.when(ROW), 1.0 if now.sees_room else WITHOUT_ROOM)
