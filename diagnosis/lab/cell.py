@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -74,10 +73,7 @@ def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
 
 def judged(run: LabRun) -> dict[str, Any]:
     """The verdict on a run's two windows, as a document."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kvscope-lab-") as folder,
-        open_store(str(Path(folder) / "lab.duckdb")) as store,
-    ):
+    with open_store(":memory:") as store:  # the same tables and SQL as a file, and nothing to sync
         _keep(store, run.baseline)
         _keep(store, run.suspect)
         verdict = diagnose(

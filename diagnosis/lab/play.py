@@ -6,6 +6,7 @@ drawn is drawn by seed.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -32,6 +33,25 @@ class Played:
     tally: Tally
     start_ns: int
     end_ns: int
+
+
+KEPT = 3
+_lately: deque[tuple[Scene, str, Played]] = deque(maxlen=KEPT)
+
+
+def play_once(scene: Scene, run_id: str) -> Played:
+    """As `play`; what this process played lately is not played again, so the faults of a seed share their baseline."""
+    for known, name, played in _lately:
+        if known == scene and name == run_id:
+            return played
+    played = play(scene, run_id)
+    _lately.append((scene, run_id, played))
+    return played
+
+
+def forget() -> None:
+    """Every run is played again."""
+    _lately.clear()
 
 
 def play(scene: Scene, run_id: str) -> Played:

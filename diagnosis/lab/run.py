@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.fault import Fault, severity_of
 from diagnosis.lab.observed import check_mode, observe
-from diagnosis.lab.play import Played, play
+from diagnosis.lab.play import Played, play, play_once
 from diagnosis.lab.scene import NUM_REQUESTS, Scene, base_scene, reseeded
 from diagnosis.lab.truth import effect, latencies
 from engine_probe.errors import UsageError
@@ -81,7 +81,7 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
     if not fault.is_paired:
         with_fault = reseeded(with_fault, order.seed + OTHER_DRAW)
     tell("playing the baseline")
-    baseline = play(without, BASELINE)
+    baseline = play_once(without, BASELINE)
     tell("playing the suspect")
     suspect = play(with_fault, SUSPECT)
     told = latencies(suspect.tables["request"])
@@ -91,7 +91,7 @@ def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> La
         attribution = _of_parts(fault, severity, order, told, tell)
     if order.independent and fault.is_paired:
         tell("playing another draw of the baseline")
-        baseline = play(reseeded(without, order.seed + OTHER_DRAW), BASELINE)
+        baseline = play_once(reseeded(without, order.seed + OTHER_DRAW), BASELINE)
     return LabRun(
         fault,
         observe(baseline.tables, order.observe, 2 * order.seed),
@@ -135,7 +135,7 @@ def _of_parts(
         scene = kept.change(scene, severity_of(kept, severity))
         if not fault.is_paired:
             scene = reseeded(scene, order.seed + OTHER_DRAW)
-        found[left_out.name] = effect(everything, latencies(play(scene, "without").tables["request"]))
+        found[left_out.name] = effect(everything, latencies(play_once(scene, "without").tables["request"]))
     return found
 
 

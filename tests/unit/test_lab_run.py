@@ -12,6 +12,7 @@ import pytest
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.coverage import CASES, Case, bursty_queue, check, correlated, independent, render
 from diagnosis.lab.grade import grade
+from diagnosis.lab.play import forget
 from diagnosis.lab.run import LabRun, Order, run_lab, write_lab
 from diagnosis.lab.truth import effect, is_material, latencies
 from engine_probe.errors import UsageError
@@ -85,12 +86,23 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
     """Every file of two runs is equal; another seed is not."""
     contents = []
     for name, seed in (("one", 3), ("again", 3), ("other", 4)):
+        forget()  # each is played, and none remembered
         files = write_lab(small("hotspot_straggler", seed=seed), tmp_path / name)
         contents.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]
     kinds = {path.split("/")[1] for path in contents[0] if path.startswith("suspect/")}
     assert kinds == {f"kind={kind}" for kind in ("request", "step", "block", "route", "worker", "sample", "mark")}
+
+
+def test_faults_of_a_seed_share_the_baseline_that_they_have_in_common() -> None:
+    """The healthy fleet is played once for two faults of a seed; another seed, or another setting, is another run."""
+    forget()
+    straggler, leak = small("hotspot_straggler", seed=5), small("lookup_overhead", seed=5)
+    assert straggler.baseline["block"] is leak.baseline["block"]
+    assert straggler.suspect["block"] is not leak.suspect["block"]
+    others = small("hotspot_straggler", seed=6), small("eviction_overhead", seed=5)
+    assert all(other.baseline["block"] != straggler.baseline["block"] for other in others)
 
 
 def test_the_truth_says_what_was_done_and_what_it_cost(tmp_path: Path) -> None:
