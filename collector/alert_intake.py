@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alerts.condition import text_of
 from alerts.finding import short
@@ -52,6 +52,27 @@ class OneAlert(BaseModel):
 
 class AlertmanagerMessage(BaseModel):
     """Alertmanager's webhook message, version 4."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "version": "4",
+                    "groupKey": '{}:{alertname="SlowFirstTokens"}',
+                    "status": "firing",
+                    "receiver": "kvscope",
+                    "alerts": [
+                        {
+                            "status": "firing",
+                            "labels": {"alertname": "SlowFirstTokens", "metric": "ttft"},
+                            "startsAt": "2025-11-29T08:00:00Z",
+                            "endsAt": "0001-01-01T00:00:00Z",
+                        }
+                    ],
+                }
+            ]
+        }
+    )
 
     version: Literal["4"]
     groupKey: Text

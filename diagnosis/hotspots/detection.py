@@ -20,7 +20,6 @@ takes alarms away. Which kind it is, `kinds` says.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -233,15 +232,17 @@ def _pace(seen: Observed, num: int) -> tuple[F64, Flags]:
     flat = cell[inside] * seen.num_workers + worker[inside]
     size = num * CHUNKS * seen.num_workers
     count = np.bincount(flat, minlength=size)
-    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.bincount(flat, took[inside], size) / np.bincount(flat, usual[inside], size)
         ratio = np.where(count >= MIN_CHUNK_STEPS, ratio, np.nan)
         logs = np.log(ratio).reshape(num, CHUNKS, seen.num_workers)
         others = _median_of_others(logs)
         excess = logs - others
         told = np.isfinite(excess).sum(axis=1)
-        mean, spread = np.nanmean(excess, axis=1), np.nanstd(excess, axis=1, ddof=1)
+        mean = (
+            np.nansum(excess, axis=1) / told
+        )  # not np.nanmean: its warning can only be kept quiet for all threads at once
+        spread = np.sqrt(np.nansum(np.square(excess - mean[:, None]), axis=1) / (told - 1))
         t = mean / np.maximum(spread / np.sqrt(told), 1e-6)
         limits = np.array([t_limit(int(n), seen.num_workers) for n in range(CHUNKS + 1)])
         slow = (told >= 3) & (t >= limits[told]) & (mean >= math.log(MIN_SLOW))
@@ -252,8 +253,20 @@ def _median_of_others(values: F64) -> F64:
     """[..., K] median of the other workers' values; of many workers one's own makes no difference."""
     workers = values.shape[-1]
     if workers > 16:
-        return np.broadcast_to(np.nanmedian(values, axis=-1, keepdims=True), values.shape)
-    return np.stack([np.nanmedian(np.delete(values, k, axis=-1), axis=-1) for k in range(workers)], axis=-1)
+        return np.broadcast_to(_median(values)[..., None], values.shape)
+    return np.stack([_median(np.delete(values, k, axis=-1)) for k in range(workers)], axis=-1)
+
+
+def _median(values: F64) -> F64:
+    """Median of the last axis, NaN left out; NaN where nothing is left."""
+    if not values.shape[-1]:
+        return np.full(values.shape[:-1], np.nan)
+    known = np.isfinite(values).sum(axis=-1)
+    ranked = np.sort(values, axis=-1)  # NaN last
+    low, high = (
+        np.take_along_axis(ranked, at[..., None], axis=-1)[..., 0] for at in ((known - 1).clip(0) // 2, known // 2)
+    )
+    return np.where(known > 0, (low + high) / 2, np.nan)
 
 
 def usual_seconds(steps: Steps, workers: int) -> tuple[I64, F64, F64, F64]:
