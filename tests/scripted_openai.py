@@ -17,9 +17,10 @@ WORDS_PER_BLOCK = 16
 
 
 class ScriptedOpenAi(Loopback):
-    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, bad_request, whole, hang_up, in_stream, no_usage.
+    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, bad_request, whole, hang_up, in_stream, no_usage,
+                   no_cached (its usage does not tell what was cached).
 
-    has_reset   it has /reset_prefix_cache; num_resets counts its calls
+    has_reset   it has /reset_prefix_cache; num_resets counts its calls; forgets: and that empties the cache
     delay_s     before the first token
     """
 
@@ -31,6 +32,7 @@ class ScriptedOpenAi(Loopback):
         self.models_status = 200
         self.delay_s = 0.0
         self.num_resets = 0
+        self.forgets = True
         self.asked: list[dict[str, Any]] = []
         self.most_at_once = 0
         self._at_once = 0
@@ -62,7 +64,8 @@ class ScriptedOpenAi(Loopback):
     def reset(self) -> None:
         with self._lock:
             self.num_resets += 1
-            self._seen.clear()
+            if self.forgets:
+                self._seen.clear()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -139,11 +142,9 @@ class ScriptedOpenAi(Loopback):
                     end = "length" if number == count - 1 else None
                     self._event({"id": "c-1", "model": "m", "choices": [{"index": 0, **text, "finish_reason": end}]})
                 if bad != "no_usage":
-                    usage = {
-                        "prompt_tokens": len(words),
-                        "completion_tokens": count,
-                        "prompt_tokens_details": {"cached_tokens": cached},
-                    }
+                    usage = {"prompt_tokens": len(words), "completion_tokens": count}
+                    if bad != "no_cached":
+                        usage["prompt_tokens_details"] = {"cached_tokens": cached}
                     self._event({"id": "c-1", "model": "m", "choices": [], "usage": usage})
                 self._event("[DONE]")
                 self.wfile.write(b"0\r\n\r\n")

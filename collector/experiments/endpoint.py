@@ -16,12 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from collector.experiments.arm_settings import NO, YES
+from collector.experiments.engine_side import EngineSide
 from collector.experiments.judging import common_facts
 from collector.experiments.runner import Folder, Ran, counting_begins
 from collector.experiments.workload import Asked, Workload, asked
 from diagnosis.experiments.design import Arm, Trial
 from diagnosis.experiments.observed import CALL, REUSABLE
+from diagnosis.wording import percent
 from engine_probe.clock import Clock
 from engine_probe.engine.traffic.call import Call
 from engine_probe.errors import EngineUnreachable, UsageError
@@ -33,6 +37,8 @@ from engine_probe.sink import FileSink
 
 KEYS = ("endpoint", "model", "cache", "temperature", "version", "note")
 CALIBRATION_TOKENS = 64
+NOT_EMPTY = 0.1
+"""Share of a prompt that a call which shares nothing may find cached: an instant of a template, never its own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class EndpointRunner:
         self._seed = seed
         self._told: dict[str, dict[str, Any]] = {}
         self._writers: dict[str, PromptWriter] = {}
+        self._sides: dict[str, EngineSide] = {}
         self._notes: list[str] = []
 
     def check(self, arms: Sequence[Arm]) -> None:
@@ -72,11 +79,26 @@ class EndpointRunner:
             endpoint = self._endpoint(arm)
             if endpoint.url not in self._told:
                 self._told[endpoint.url], self._writers[endpoint.url] = asyncio.run(self._first_look(endpoint))
+                side = self._sides[endpoint.url] = EngineSide(endpoint)
+                if side.why is not None:
+                    self._note(f"the engine's own counters are not known: {side.why}")
+            self._check_cache(arm, endpoint.url)
         if any(self._imitates_off(arm) for arm in arms):
             self._note(
                 "off is imitated: every call begins with a word of its own, so nothing can be reused; looking up and evicting still "
                 "take place (give --endpoint-off for a server whose cache is off)"
             )
+
+    def _check_cache(self, arm: Arm, url: str) -> None:
+        """An arm whose cache is said to be on or off is served by an engine that says the same. Raises UsageError."""
+        is_on = self._sides[url].fact("prefix_caching")
+        if "cache" not in arm.settings or is_on is None or is_on == _flag(arm) or self._imitates_off(arm):
+            return
+        raise UsageError(
+            f"arm {arm.name} is to have its prefix cache {'on' if _flag(arm) else 'off'}, and the engine at {url} says that it is "
+            f"{'on' if is_on else 'off'}. Start it {'with' if _flag(arm) else 'without'} prefix caching, or give another endpoint",
+            url=url,
+        )
 
     def run(
         self, trials: Sequence[Trial], workload: Workload, folder: Folder, tell: Callable[[int], None]
@@ -84,8 +106,8 @@ class EndpointRunner:
         """One after the other: two at a time would be each other's load."""
         ran = []
         for trial in trials:
-            rows, facts = asyncio.run(self._run_one(trial, workload))
-            ran.append(_ran(trial, rows, facts, folder(trial)))
+            rows, engine, facts = asyncio.run(self._run_one(trial, workload))
+            ran.append(_ran(trial, rows, engine, facts, folder(trial)))
             tell(len(ran))
         return ran
 
@@ -94,19 +116,26 @@ class EndpointRunner:
         told = {}
         for arm in arms:
             endpoint = self._endpoint(arm)
-            found = self._told.get(endpoint.url, {})
+            found, side = self._told.get(endpoint.url, {}), self._sides.get(endpoint.url)
+            fact = (lambda name: None) if side is None else side.fact
             told[arm.name] = {
                 "endpoint": endpoint.url,
-                "engine": found.get("served_by"),
+                "engine": fact("engine") or found.get("served_by"),
                 "engine_version": arm.settings.get("version") or found.get("engine_version"),
                 "model": found.get("model"),
-                "weights": None,
+                "weights": fact("dtype"),
+                "kv_dtype": fact("kv_dtype"),
                 "tokenizer": None,
-                "template": None,
+                "template": fact("chat_template_version"),
                 "hardware": None,
-                "workers": None,
+                "workers": len(side.facts) or None if side is not None else None,
+                "blocks_per_worker": fact("num_blocks"),
+                "block_size": fact("block_size"),
+                "prefix_caching": fact("prefix_caching"),
+                "max_context": fact("max_context"),
                 "routing": None,
                 "admission_limit": None,
+                "engine_flags": fact("flags") or None,
                 "sampling": f"temperature {_temperature(arm):g}, seed {self._seed}",
                 "stop": "max_tokens of each call, ignore_eos where the endpoint knows it",
                 "prompts": self._target.writer.kind,
@@ -124,6 +153,7 @@ class EndpointRunner:
             notes.append(
                 f"prompts came out {got / wanted:.2f} times as long as asked for, in the endpoint's own tokens"
             )
+        notes += _cache_notes(ran)
         if workload.in_flight is None:
             notes.append(
                 "calls were sent when they were due, whatever had become of those before (no coordinated omission)"
@@ -156,9 +186,12 @@ class EndpointRunner:
                     )
             return told, writer
 
-    async def _run_one(self, trial: Trial, workload: Workload) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    async def _run_one(
+        self, trial: Trial, workload: Workload
+    ) -> tuple[list[dict[str, Any]], Mapping[str, pa.Table], dict[str, Any]]:
         work = asked(workload, trial.repeat, is_warm=trial.arm.is_warm)
         endpoint = self._endpoint(trial.arm)
+        side = self._sides[endpoint.url]
         async with OpenAiClient(endpoint, Clock()) as client:
             client.model = self._told[endpoint.url]["model"]
             is_reset = await client.reset_prefix_cache()
@@ -166,11 +199,12 @@ class EndpointRunner:
             rows = await closed_loop(client, asks[: work.num_warmup], 1)
             if not trial.arm.is_warm and is_reset:
                 await client.reset_prefix_cache()
-            counted = asks[work.num_warmup :]
+            counted, before = asks[work.num_warmup :], await side.look()
             if workload.in_flight is None:
                 rows += await open_loop(client, counted)
             else:
                 rows += await closed_loop(client, counted, workload.in_flight)
+            engine = side.tables(before, await side.look())
         self._note(
             "caches are emptied through /reset_prefix_cache before each run, and once more where a cold arm begins to count"
             if is_reset
@@ -188,10 +222,11 @@ class EndpointRunner:
         facts = {
             "failed": len(rows) - len(good),
             "problem": problem,
+            **_cache_facts(rows[work.num_warmup :]),
             "wanted_tokens": sum(wanted for got, wanted in told if got),
             "prompt_tokens": sum(got for got, _ in told if got),
         }
-        return rows, facts
+        return rows, engine, facts
 
     def _asks(self, trial: Trial, work: Asked, url: str, *, is_reset: bool) -> list[Ask]:
         writer = self._writers[url]
@@ -253,12 +288,49 @@ def _temperature(arm: Arm) -> float:
     return found
 
 
-def _ran(trial: Trial, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path | None) -> Ran:
+def _cache_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Of the counted calls that were answered: how many tell what was cached, share nothing with those before, and hit all the same."""
+    told = [row for row in rows if row["state"] == "finished" and row.get("prompt_tokens")]
+    known = [row for row in told if row.get("cached_tokens") is not None]
+    new = [row for row in known if row["labels"].get(REUSABLE) == "0"]
+    hit = [row for row in new if row["cached_tokens"] > NOT_EMPTY * row["prompt_tokens"]]
+    return {"told": len(told), "known": len(known), "new": len(new), "new_hit": len(hit)}
+
+
+def _cache_notes(ran: Sequence[Ran]) -> list[str]:
+    """What does not fit what the cache is said to be."""
+    told, known, new, hit = (sum(run.facts[name] for run in ran) for name in ("told", "known", "new", "new_hit"))
+    notes = []
+    if told and not known:
+        notes.append(
+            "which calls hit is not known: the endpoint's usage does not tell cached tokens (vLLM: --enable-prompt-tokens-details)"
+        )
+    if hit:
+        notes.append(
+            f"of {new:,} calls that share nothing with those before them {hit:,} found more than {percent(NOT_EMPTY)} of their prompt "
+            "cached: the cache was not empty, somebody else uses it, or all prompts begin alike (a chat template)"
+        )
+    return notes
+
+
+def _ran(
+    trial: Trial,
+    rows: Sequence[Mapping[str, Any]],
+    engine: Mapping[str, pa.Table],
+    facts: Mapping[str, Any],
+    folder: Path | None,
+) -> Ran:
     table = table_from_rows("request", [{**row, "run_id": trial.run_id} for row in rows])
     if folder is not None:
         first = min(row["arrival_ns"] for row in rows if row["labels"].get("phase") != "warmup")
         mark = table_from_rows("mark", [{"at_ns": first, "run_id": trial.run_id, **counting_begins(trial)}])
         sink = FileSink(folder)
-        sink.write({"request": table, "mark": mark})
+        sink.write({"request": table, "mark": mark, **{kind: _named(found, trial) for kind, found in engine.items()}})
         sink.close()
-    return Ran(trial.run_id, {"request": table}, facts)
+    return Ran(trial.run_id, {"request": table, **engine}, facts)
+
+
+def _named(table: pa.Table, trial: Trial) -> pa.Table:
+    """The rows under the run's name."""
+    at = table.schema.get_field_index("run_id")
+    return table.set_column(at, table.schema.field(at), pa.array([trial.run_id] * table.num_rows, pa.string()))

@@ -58,8 +58,8 @@ def common_facts(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return fixed
 
 
-def _tables(run: Ran) -> tuple[Any, Any, Any]:
-    return run.tables["request"], run.tables.get("step"), run.tables.get("worker")
+def _tables(run: Ran) -> tuple[Any, Any, Any, Any]:
+    return run.tables["request"], *(run.tables.get(kind) for kind in ("step", "worker", "sample"))
 
 
 def _notes(told: Iterable[ArmSummary]) -> list[str]:

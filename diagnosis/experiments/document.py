@@ -75,6 +75,7 @@ def _arm(arm: ArmSummary) -> dict[str, Any]:
         "evicted_blocks": arm.evicted_blocks,
         "preemptions": arm.preemptions,
         "recomputed_tokens": arm.recomputed_tokens,
+        "reused_ratio": arm.reused_ratio,
         "sent_late_max_s": arm.sent_late_max_s,
         "runs": [
             {

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from diagnosis.experiments.gains import Gains, WorkerLoad
 from diagnosis.facts import F64, Obj
 from diagnosis.load_requests import floats, is_warmup, seconds_since
 from engine_probe.errors import BadWindow
@@ -29,17 +30,6 @@ FULL_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """One worker in one run. queue_s: seconds its requests waited, together; waiting_*: requests in its queue, over time and at most."""
-
-    worker: str
-    num_requests: int
-    queue_s: float | None
-    waiting_mean: float | None
-    waiting_max: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """A run. Arrays [n] over counted requests; counts are of the counted stretch, None where nobody tells.
 
@@ -47,6 +37,7 @@ class Observed:
     outcome      one of CLASSES, "" where unknown
     prefix       prefix that a request shares with others, None where it shares none
     arrival_rate requests/s that came; concurrency_*: requests under way
+    reused_tokens  of `prompt_tokens_known`: what the cache gave, as requests tell, else the engine's counters; 0 of 0: unknown
     """
 
     run_id: str
@@ -72,6 +63,8 @@ class Observed:
     evicted_blocks: int | None
     preemptions: int | None
     recomputed_tokens: int | None
+    prompt_tokens_known: int = 0
+    reused_tokens: int = 0
     sent_late_max_s: float | None = None
 
     def __len__(self) -> int:
@@ -84,9 +77,16 @@ class Observed:
 
 
 def observe(
-    run_id: str, requests: pa.Table, steps: pa.Table | None = None, workers: pa.Table | None = None
+    run_id: str,
+    requests: pa.Table,
+    steps: pa.Table | None = None,
+    workers: pa.Table | None = None,
+    samples: pa.Table | None = None,
 ) -> Observed:
-    """Read one run's rows; where client and engine tell of it, the client's. Raises BadWindow where nothing is counted."""
+    """Read one run's rows; where client and engine tell of it, the client's. Raises BadWindow where nothing is counted.
+
+    samples: what the engine counted before and after the calls that count; used for what neither requests nor steps tell.
+    """
     vantages = requests.column("vantage").to_pylist()
     vantage = next((v for v in ("client", "engine", "router") if v in vantages), "engine")
     table = requests.filter(pc.equal(requests["vantage"], vantage)).sort_by(
@@ -109,6 +109,9 @@ def observe(
     queue = floats(table["queue_s"])
     span = float(np.nanmax(np.append(end, arrival[-1])))
     counted_steps = None if steps is None or not steps.num_rows else _within(steps, origin, origin + round(span * 1e9))
+    gains = Gains.of(samples)
+    reused, asked = _reused(table, gains)
+    loads = _loads(_names(worker, workers), worker, queue, scheduled, span)
     return Observed(
         run_id=run_id,
         vantage=vantage,
@@ -127,17 +130,34 @@ def observe(
         outcome=_outcomes(table, labels, _block_size(workers)),
         prefix=np.array(table["prefix_hash"].to_pylist(), dtype=object),
         phases={p: floats(table[f"{p}_s"]) for p in PHASES if table[f"{p}_s"].null_count < table.num_rows},
-        workers=_loads(_names(worker, workers), worker, queue, scheduled, span),
+        workers=loads
+        if any(load.queue_s is not None for load in loads if load.num_requests)
+        else gains.loads(span) or loads,
         num_warmup=int(warm.sum()),
         arrival_rate=_rate(arrival),
         concurrency_mean=float(np.nansum(np.maximum(end - arrival, 0.0)) / span) if span > 0 else float(table.num_rows),
         concurrency_max=_most_at_once(arrival, end),
         span_s=span,
-        evicted_blocks=_total(counted_steps, "blocks_evicted"),
-        preemptions=_total(counted_steps, "num_preempted"),
+        evicted_blocks=_first(_total(counted_steps, "blocks_evicted"), gains.total("blocks_evicted_total")),
+        preemptions=_first(_total(counted_steps, "num_preempted"), gains.total("preemptions_total")),
         recomputed_tokens=_total(counted_steps, "recomputed_tokens"),
+        prompt_tokens_known=asked,
+        reused_tokens=reused,
         sent_late_max_s=_latest(labels),
     )
+
+
+def _reused(table: pa.Table, gains: Gains) -> tuple[int, int]:
+    """(prompt tokens that the cache gave, of how many)."""
+    told = table.filter(pc.and_(pc.is_valid(table["cached_tokens"]), pc.is_valid(table["prompt_tokens"])))
+    if told.num_rows:
+        return int(pc.sum(told["cached_tokens"]).as_py()), int(pc.sum(told["prompt_tokens"]).as_py())
+    hits, asked = gains.total("prefix_hits_tokens_total"), gains.total("prefix_queries_tokens_total")
+    return (0, 0) if hits is None or not asked else (hits, asked)
+
+
+def _first(*told: int | None) -> int | None:
+    return next((one for one in told if one is not None), None)
 
 
 def _within(steps: pa.Table, start_ns: int, end_ns: int) -> pa.Table:

@@ -27,7 +27,10 @@ STATISTICS: tuple[tuple[str, str | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """What an arm did. Counts are sums over its repeats, None where nobody tells; `latency` is metric -> statistic -> estimate."""
+    """What an arm did. Counts are sums over its repeats, None where nobody tells; `latency` is metric -> statistic -> estimate.
+
+    reused_ratio  of all tokens of prompts, those that the cache gave
+    """
 
     arm: Arm
     runs: Sequence[Observed]
@@ -46,6 +49,7 @@ class ArmSummary:
     evicted_blocks: int | None
     preemptions: int | None
     recomputed_tokens: int | None
+    reused_ratio: float | None
     sent_late_max_s: float | None
 
 
@@ -70,8 +74,15 @@ def summarise(arm: Arm, runs: Sequence[Observed], slo: Slo | None = None) -> Arm
         evicted_blocks=_sum([run.evicted_blocks for run in runs]),
         preemptions=_sum([run.preemptions for run in runs]),
         recomputed_tokens=_sum([run.recomputed_tokens for run in runs]),
+        reused_ratio=_reused(runs),
         sent_late_max_s=max((run.sent_late_max_s for run in runs if run.sent_late_max_s is not None), default=None),
     )
+
+
+def _reused(runs: Sequence[Observed]) -> float | None:
+    """Share of the prompts' tokens that came from the cache; None where nobody tells."""
+    asked = sum(run.prompt_tokens_known for run in runs)
+    return sum(run.reused_tokens for run in runs) / asked if asked else None
 
 
 def values(run: Observed, metric: str) -> F64:

@@ -111,6 +111,7 @@ def load_rows(document: Mapping[str, Any]) -> list[list[str]]:
             "most",
             "good/s",
             "tokens/s",
+            "reused",
             "evicted blocks",
             "preempted",
             "unfinished",
@@ -128,6 +129,7 @@ def load_rows(document: Mapping[str, Any]) -> list[list[str]]:
                 str(arm["concurrency_max"]),
                 good,
                 tokens,
+                percent(arm["reused_ratio"]),
                 *(_count(arm[key]) for key in ("evicted_blocks", "preemptions", "num_unfinished")),
                 str(arm["num_warmup_left_out"]),
             ]

@@ -47,7 +47,7 @@ CANONICAL: Final[dict[str, tuple[str, ...]]] = {
 """Canonical name -> wire names without prefix, newest first; `{label=a|b}` takes only those label values.
 
 vLLM's `request_success` counts every end, aborts and errors too: finished and failed are kept apart here.
-`blocks_evicted_total` is not on the page: it is the number of `evicted` block rows (KV events)."""
+`blocks_evicted_total` is not on vLLM's page: it is the number of `evicted` block rows (KV events)."""
 
 HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
     "time_to_first_token_seconds": ("time_to_first_token_seconds",),
@@ -108,6 +108,13 @@ def worker_of(worker: str | None, labels: Mapping[str, str]) -> str | None:
 
 
 NAMES: Final = MetricNames(ENGINE, ("vllm:", "vllm_"), CANONICAL, HISTOGRAMS, worker_of=worker_of)
+OWN_NAMES: Final = MetricNames(
+    "kvscope",
+    ("kvscope_engine_",),
+    {"blocks_evicted_total": ("kv_block_evictions_total",)},
+    worker_of=worker_of,
+)
+"""kvscope's own engine counts what vLLM's page does not tell."""
 
 
 class VllmAdapter(Adapter):
@@ -115,7 +122,7 @@ class VllmAdapter(Adapter):
 
     engine = ENGINE
     title = "vLLM"
-    tables = (NAMES, lmcache.NAMES)
+    tables = (NAMES, lmcache.NAMES, OWN_NAMES)
     provides = PROVIDES
     guide = "docs/attach-vllm.md"
 

@@ -44,6 +44,13 @@ def test_the_clients_rows_and_the_engines_own_are_of_the_same_calls(
     assert arms["D"]["by_class"]["hit"]["num_requests"] > 0
     assert "hit" not in arms["B"]["by_class"]
     assert all(arm["num_unfinished"] == 0 for arm in arms.values())
+    # What the engine counted on its own page between the first and the last call that counts.
+    assert arms["B"]["reused_ratio"] == 0.0 < arms["D"]["reused_ratio"]
+    assert all((arm["preemptions"], arm["evicted_blocks"]) == (0, 0) for arm in arms.values())
+    assert [load["num_requests"] for load in arms["D"]["workers"]] == [3 * 8]
+    assert all(load["queue_mean_s"] >= 0 for arm in arms.values() for load in arm["workers"])
+    assert found["fixed"]["prefix_caching"] == {"differs": {"A": False, "B": False, "C": True, "D": True}}
+    assert (found["fixed"]["block_size"], found["fixed"]["blocks_per_worker"]) == (4, 256)
     told = pq.read_table(out / "D" / "1" / "kind=request", partitioning=None).to_pylist()
     by_engine = {normalise_request_id(name): row for name, row in rows.items()}
     for row in told:
@@ -52,3 +59,33 @@ def test_the_clients_rows_and_the_engines_own_are_of_the_same_calls(
         assert row["prompt_tokens"] == engines["prompt_tokens"] == 56
         assert row["output_tokens"] == 3
         assert row["first_token_ns"] >= engines["first_token_ns"]
+
+
+@pytest.mark.timeout(120)
+def test_a_server_whose_cache_is_not_what_the_arm_says_is_refused(
+    kvscope: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """Two servers with their caches on, one of them given as the one without: it tells so itself, before anything is asked."""
+    with engine_server(served_model(64)) as one, engine_server(served_model(64)) as other:
+        ended = kvscope(
+            "experiment", "run", "--endpoint", one.url, "--endpoint-off", other.url, "--model", "tiny", *WORDS, "--out", tmp_path / "out"
+        )  # fmt: skip
+        assert other.metric("vllm:request_success_total") == 1  # the first look, of arm A's server
+        assert one.metric("vllm:request_success_total") == 0
+    assert ended.code == 2
+    assert "is to have its prefix cache off, and the engine" in ended.err
+    assert "says that it is on" in ended.err
+
+
+@pytest.mark.timeout(120)
+def test_a_small_pool_is_seen_to_evict(kvscope: Callable[..., Ended], tmp_path: Path) -> None:
+    """Twenty blocks of 4 hold one prompt of 56 tokens: the page's count of evictions is the engine's own rows'."""
+    with engine_server(served_model(20)) as server:
+        ended = kvscope(
+            "experiment", "sweep", "--endpoint", server.url, "--model", "tiny", *WORDS[:-2], "--groups", "4", "--concurrency", "1,2",
+            "--out", tmp_path / "out", "--json",
+        )  # fmt: skip
+        assert ended.code == 0, ended.err
+    levels = json.loads(ended.out)["levels"]
+    evicted = server.sink.table("block").column("change").to_pylist().count("evicted")
+    assert 0 < sum(level["evicted_blocks"] for level in levels) <= evicted

@@ -223,6 +223,25 @@ def test_an_endpoint_with_a_reset(kvscope: Kvscope, server: ScriptedOpenAi, out:
     assert "same calls" in (Path(out) / "report.md").read_text()
 
 
+def test_a_cache_that_is_not_what_it_is_said_to_be_is_told(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
+    """A reset that empties nothing: calls of a new run, which share nothing with those before them, are found cached."""
+    server.forgets = False
+    words = [word if word != "0" else "2" for word in ENDPOINT]
+    found = document(kvscope("experiment", "run", "--endpoint", server.url, *words, "--out", out, "--json"))
+    assert "the cache was not empty" in " ".join(found["notes"])
+
+
+def test_a_usage_without_cached_tokens_is_said(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
+    """Hits and misses are then not known, and the note says what vLLM needs for it."""
+    server.misbehaviour = "no_cached"
+    found = document(kvscope("experiment", "run", "--endpoint", server.url, *ENDPOINT, "--out", out, "--json"))
+    text = " ".join(found["notes"])
+    assert "does not tell cached tokens (vLLM: --enable-prompt-tokens-details)" in text
+    assert "the engine's own counters are not known" in text
+    assert all(not arm["by_class"] for arm in found["arms"])
+    assert all(arm["reused_ratio"] is None and arm["preemptions"] is None for arm in found["arms"])
+
+
 def test_an_endpoint_without_a_reset_is_kept_apart_by_a_new_word(kvscope: Kvscope, out: str) -> None:
     """No prompt's beginning is shared between two runs, nor between warm-up and a cold run."""
     server = ScriptedOpenAi(has_reset=False)
