@@ -40,6 +40,10 @@ def serve(
     allow_unauthenticated: Annotated[
         bool, typer.Option("--allow-unauthenticated", help="Listen beyond this machine without a token.")
     ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Page of another site that may use it, such as http://localhost:3000; repeatable. '*': all."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (as published), float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on a CPU. Default: torch's own.")] = None,
@@ -107,6 +111,7 @@ def serve(
         from engine_probe.engine.config import EngineConfig
         from engine_probe.engine.scheduler import SchedulerConfig
         from engine_probe.engine.server.assembly import ServerOptions, assemble
+        from engine_probe.engine.server.cross_origin import checked_origins
         from engine_probe.engine.server.guard import check_address, is_loopback
         from engine_probe.engine.server.kv_publisher import is_reached_by_others
         from engine_probe.engine.server.model import load_model
@@ -121,6 +126,9 @@ def serve(
 
     client_token = None if token_file is None else read_token(token_file)
     check_address(host, has_token=client_token is not None, allow_unauthenticated=allow_unauthenticated)
+    origins = checked_origins(
+        allow_origin or (), has_token=client_token is not None, allow_unauthenticated=allow_unauthenticated
+    )
     for name, endpoint in (("--kv-events", kv_events), ("--kv-replay", kv_replay)):
         if endpoint is not None and is_reached_by_others(endpoint) and not allow_unauthenticated:
             raise UsageError(
@@ -169,6 +177,7 @@ def serve(
                 kv_topic=kv_topic,
                 token=client_token,
                 checks_host=is_loopback(host),
+                origins=origins,
                 records=records,
             ),
         )

@@ -38,7 +38,11 @@ class Answer(Protocol):
         """The answer in one piece, without usage."""
 
     def chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The chunks that a piece becomes, none where it has nothing to say; without usage."""
+        """The chunks that a piece becomes, none where it has nothing to say; without usage.
+
+        A token whose text is not there yet (half a character, the beginning of a stop string) is a chunk with none, as in
+        vLLM: who counts chunks, or waits for the first, sees when it was made.
+        """
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk that holds the usage, which is added."""
@@ -60,7 +64,7 @@ class CompletionAnswer:
         return {**self._head, "choices": choices}
 
     def chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        if piece.text or piece.finish_reason is not None:
+        if piece.num_tokens or piece.text or piece.finish_reason is not None:
             yield {**self._head, "choices": [_text(index, piece.text, piece.finish_reason)]}
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -92,6 +96,8 @@ class ChatAnswer:
         if index not in self._begun and piece.num_tokens:
             self._begun.add(index)
             yield self._chunk(index, {"role": "assistant", "content": ""}, None)
+        elif piece.num_tokens and not piece.text and piece.finish_reason is None:
+            yield self._chunk(index, {"content": ""}, None)
         if piece.text:
             yield self._chunk(index, {"content": piece.text}, None)
         if piece.finish_reason is not None:

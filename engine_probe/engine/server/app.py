@@ -21,6 +21,7 @@ from engine_probe.engine.server.exchange import Stream, asked, read_body, whole
 from engine_probe.engine.server.front_end import FrontEnd
 from engine_probe.engine.server.kv_publisher import KvPublisher
 from engine_probe.engine.server.metrics_page import CONTENT_TYPE, MetricsPage
+from engine_probe.engine.server.openapi import describe
 from engine_probe.engine.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -37,6 +38,7 @@ R = TypeVar("R", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequ
 def create_app(front: FrontEnd, page: MetricsPage, publisher: KvPublisher | None = None) -> FastAPI:
     """The app over an engine that runs."""
     app = FastAPI(title="kvscope engine", version=version("kvscope"), docs_url=None, redoc_url=None)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     model, thread = front.model, front.thread
     created = int(time.time())
 

@@ -14,6 +14,7 @@ from engine_probe.engine.engine import Engine
 from engine_probe.engine.flight import ENGINE
 from engine_probe.engine.kv_manager import KvListener
 from engine_probe.engine.server.app import create_app
+from engine_probe.engine.server.cross_origin import CrossOrigin
 from engine_probe.engine.server.engine_thread import EngineThread
 from engine_probe.engine.server.front_end import FrontEnd
 from engine_probe.engine.server.guard import Guard
@@ -30,6 +31,7 @@ class ServerOptions:
 
     token         what clients must bring; None: nothing
     checks_host   answer to names of this machine alone
+    origins       of pages of other sites that may use it, or `*`
     records       the sink keeps rows: whoever follows this engine from outside is told that they are there already
     """
 
@@ -38,6 +40,7 @@ class ServerOptions:
     kv_topic: str = ""
     token: str | None = None
     checks_host: bool = True
+    origins: frozenset[str] = frozenset()
     records: bool = False
 
 
@@ -94,5 +97,10 @@ def assemble(
     engine = Engine(config, model.executor, recorder, listeners=listeners)
     thread = EngineThread(engine, page, publisher)
     front = FrontEnd(model, engine, thread, page)
-    app = Guard(create_app(front, page, publisher), token=options.token, checks_host=options.checks_host)
+    app = Guard(
+        create_app(front, page, publisher),
+        token=options.token,
+        checks_host=options.checks_host,
+        pages=CrossOrigin(options.origins),
+    )
     return Assembled(app, front, engine, thread, page, recorder, publisher)

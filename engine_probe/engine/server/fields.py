@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from engine_probe.errors import PromptRefused
 
 _OFF: Final[tuple[Any, ...]] = (None, False)
@@ -85,7 +87,8 @@ def acted_on(document: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]
         elif name in NEUTRAL:
             if not any(_is_same(value, neutral) for neutral in NEUTRAL[name]):
                 raise PromptRefused(
-                    f"{name} is {str(value)[:100]!r}: this engine does not do that; leave it out", field=name
+                    f"{name} is {msgspec.json.encode(value).decode()[:100]}: this engine does not do that; leave it out",
+                    field=name,
                 )
         elif name not in WITHOUT_EFFECT:
             raise PromptRefused(f"no field '{name[:100]}' is known here; leave it out", field=name[:100])
