@@ -12,7 +12,7 @@ Source: post-stratification, Holt & Smith 1979.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Mix:
     dimension_shift: dict[str, float]
     p_value: float = 1.0
     moved: tuple[str, ...] = ()
+    by_category: float = 0.0
+    """Share of the change of mean lengths that another share of workloads or tenants explains, each of them as long as before."""
 
 
 def common_mix(base: Mapping[str, Any], suspect: Mapping[str, Any], *, seed: int = 0) -> Mix:
@@ -83,6 +85,7 @@ def common_mix(base: Mapping[str, Any], suspect: Mapping[str, Any], *, seed: int
         return _unchanged(sizes, statements, shifts, tuple(moved), test)
     statements.append(f"the mixes differ {strata}; both windows are reweighted to a common mix")
     mix = _reweighted(codes, labels, sizes, statements, shifts, tuple(moved), test)
+    mix = replace(mix, by_category=_by_category(dimensions, moved, sizes[0]))
     mix.statements.extend(_residual(dimensions[name], mix) for name in moved if dimensions[name].lengths is not None)
     return mix
 
@@ -145,6 +148,42 @@ def _reweighted(
         f"after reweighting {sizes[0]:,} and {sizes[1]:,} requests count as {effective[0]:,.0f} and {effective[1]:,.0f}"
     )
     return Mix(weights[0], weights[1], True, names, effective, statements, test.tv, shifts, test.p, moved)
+
+
+def _by_category(dimensions: Mapping[str, Dimension], moved: list[str], num_base: int) -> float:
+    """Of the lengths that moved, the least share that a category which moved too explains: change of its shares at equal lengths.
+
+    Source: Kitagawa 1955 (a difference of means is one of shares plus one within groups). 0.0 where no category moved.
+    """
+    categories = [dimensions[name].codes for name in moved if name in CATEGORIES]
+    found = []
+    for name in moved:
+        lengths = dimensions[name].lengths
+        if lengths is None:
+            continue
+        shares = [_between(codes, lengths, num_base) for codes in categories if codes is not None]
+        found.append(max(shares, default=0.0))
+    return min(found, default=0.0)
+
+
+def _between(codes: I64, lengths: F64, num_base: int) -> float:
+    """Share of the change of the mean length that the groups' shares explain, at the mean of both windows' lengths in each."""
+    known = np.isfinite(lengths)
+    in_base = np.arange(lengths.size) < num_base
+    size = int(codes.max()) + 1
+    counts, sums = np.zeros((2, size)), np.zeros((2, size))
+    for side, rows in enumerate((known & in_base, known & ~in_base)):
+        counts[side] = np.bincount(codes[rows], minlength=size)
+        sums[side] = np.bincount(codes[rows], weights=lengths[rows], minlength=size)
+    if not counts.any(axis=1).all():
+        return 0.0
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    # a group that one window alone has is as long in the other, for all that is known
+    own = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    middle = own.sum(axis=0) / np.maximum((counts > 0).sum(axis=0), 1)
+    total = float(np.diff(sums.sum(axis=1) / counts.sum(axis=1))[0])
+    between = float(((shares[1] - shares[0]) * middle).sum())
+    return min(1.0, max(0.0, between / total)) if total else 0.0
 
 
 def _residual(dimension: Dimension, mix: Mix) -> str:

@@ -67,6 +67,8 @@ def conclude(
         return _changed(case, judged, causes, delta, rows)
     if case.traffic is not None and case.traffic.changed:
         return _only_traffic(case, judged, causes, delta)
+    if suspicious(case) and causes and causes[0].began:
+        return Conclusion("explained", _began(case, judged, causes, delta), named=True)
     if suspicious(case):
         return Conclusion("not_distinguishable", _suspicious(case, judged, causes, delta), named=True)
     return Conclusion("no_change", _no_change(case, judged, delta))
@@ -185,6 +187,17 @@ def _suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delta:
     )
 
 
+def _began(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
+    """A large change without an interval, most of which belongs to what the other window has nothing of."""
+    metric = metric_name(case.metric)
+    episodes, side = min(zip(judged.significance.episodes, ("baseline", "suspect window"), strict=True))
+    return (
+        f"{quantile_name(judged.quantile)} {metric} went {_went(delta, judged)}: {_owners(case, judged, causes)}, and the {case.base_word} "
+        f"shows nothing of {causes[0].cause}. Too few independent requests carry the change for an interval ({episodes} separate "
+        f"episode{'' if episodes == 1 else 's'} of slow ones in the {side})."
+    )
+
+
 def _went(delta: Change, judged: Judged) -> str:
     return (
         f"{_value(delta.base_judged_s, delta.base_judged_range)} -> {_value(delta.suspect_judged_s, delta.suspect_judged_range)} "
@@ -284,7 +297,7 @@ def _opening_at_mix(case: Case, judged: Judged, delta: Change) -> str:
 def _owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
     """Who owns how much of the change, the first three; the traffic's part is seconds beside it."""
     moved = _moved(case, judged)
-    engine = [c for c in causes if not set(c.rows) & set(TRAFFIC_ROWS)]
+    engine = [c for c in causes if set(c.rows) - set(TRAFFIC_ROWS)]
     over = "the end of " if case.ended else ""
     known = {row.name: row for row in case.attribution.rows}
     parts = []
@@ -293,7 +306,7 @@ def _owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
         owned = sum(row.mean_s if judged.by_mean else row.quantile_s for row in rows)
         parts.append(f"{over}{c.cause} owns {percent(owned / moved if moved else None)}")
     said = f"{listing(parts)} of {'the change of the mean' if judged.by_mean else 'the change'}" if parts else ""
-    beside = [c for c in causes if c not in engine]
+    beside = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
     if beside and case.traffic is not None:
         size = case.traffic.mean_s if judged.by_mean else case.traffic.quantile_s
         text = f"{beside[0].cause} (the traffic) adds {signed(size)} to the raw numbers"

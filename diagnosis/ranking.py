@@ -14,16 +14,22 @@ import numpy as np
 from diagnosis import quality
 from diagnosis.attribution import Attribution, Row
 from diagnosis.calibration import stated
-from diagnosis.cause import MATERIAL, Case, Cause, Claim, Excluded, all_causes, to_json
+from diagnosis.cause import MATERIAL, Case, Cause, Claim, Evidence, Excluded, all_causes, to_json
 from diagnosis.checks.check import Check
 from diagnosis.conclude import suspicious
 from diagnosis.facts import Facts
 from diagnosis.judged import Judged
+from diagnosis.onset import began
+from diagnosis.passed_on import follows
+from diagnosis.rows import ROWS
 from diagnosis.traffic import Traffic
 from diagnosis.verdict import Change, LedgerRow, NamedCause, confidence_word
 from diagnosis.wording import listing, percent, signed
+from diagnosis.wording import seconds as in_seconds
 
 DUST_S = 1e-9
+MOST = 0.5
+"""Share of the change from which on a cause that the baseline has not may be named, although few requests carry the change."""
 OVER = "What the baseline had and is over: "
 NOTHING_TO_DO = "nothing: the baseline had it, the suspect window has not"
 CAP_WHEN_TENTATIVE = 0.49
@@ -94,6 +100,7 @@ def rank(
         if others:
             because = f"its seconds follow from {listing(others)}; " + because
         excluded.append({"cause": cause.name, "because": because})
+    kept = _with_what_follows(kept, owner, case, judged)
     kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
     support = _support(case.attribution, [f.cause for f in kept if f.support is None], owner, judged)
     p99 = {row.cause: row for row in rows}
@@ -101,8 +108,11 @@ def rank(
     for found in kept:
         sure = support.pop(0) if found.support is None else found.support
         certainty = min(1.0, sure) * found.claim.strength * quality.penalty(checks, found.cause.needs)
-        cap = CAP_WHEN_TENTATIVE if tentative else 1.0 if judged.requested.enough else CAP_WHEN_FEW
-        named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta))
+        is_new = found.share >= MOST and began(case, found.rows)
+        cap = 1.0 if judged.requested.enough and not tentative else CAP_WHEN_FEW
+        if tentative and not is_new:
+            cap = CAP_WHEN_TENTATIVE
+        named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta, began=is_new))
     return named, excluded
 
 
@@ -151,8 +161,47 @@ def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -
     return _Owned(cause, claim, mine, seconds, share, traffic.changed, 1.0 - traffic.p_value)
 
 
+def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case, judged: Judged) -> list[_Owned]:
+    """The same, one of them with the ordinary queueing that follows from it (`passed_on`); the owner's book is told."""
+    found = follows(
+        {each.cause.name: each.seconds for each in kept},
+        {each.cause.name: each.rows for each in kept},
+        owner,
+        case.attribution.rows,
+        by_mean=judged.by_mean,
+        same_kind=case.mix is None or not case.mix.shifted,
+    )
+    if found is None:
+        return list(kept)
+    name, rows = found
+    owner.update(dict.fromkeys(rows, name))
+    known = {row.name: row for row in case.attribution.rows}
+    more = sum(known[row].mean_s if judged.by_mean else known[row].quantile_s for row in rows)
+    words = listing([ROWS[row] for row in rows])
+    said = Evidence(f"{in_seconds(abs(more))} of it followed from this, for no more requests came: {words}", more, "s")
+    return [
+        replace(
+            each,
+            claim=replace(each.claim, evidence=[*each.claim.evidence, said]),
+            rows=[*each.rows, *rows],
+            seconds=each.seconds + more,
+            share=each.share * (1.0 + more / each.seconds),
+        )
+        if each.cause.name == name
+        else each
+        for each in kept
+    ]
+
+
 def _named(
-    found: _Owned, certainty: float, confidence: float, case: Case, rows: Mapping[str, LedgerRow], delta: Change
+    found: _Owned,
+    certainty: float,
+    confidence: float,
+    case: Case,
+    rows: Mapping[str, LedgerRow],
+    delta: Change,
+    *,
+    began: bool,
 ) -> NamedCause:
     mine = [rows[name] for name in found.rows if name in rows]
     tail = sum(row.p99_s for row in mine)
@@ -175,6 +224,7 @@ def _named(
         remedy=[NOTHING_TO_DO] if case.ended else [*found.claim.advice, *cause.remedies()],
         ended=case.ended,
         certainty=round(certainty, 4),
+        began=began,
     )
 
 

@@ -28,7 +28,9 @@ REUSE_LOST = threshold(
 
 
 COLD_PERIOD_S = 60.0
-"""How long after a start (or a cache reset) misses are put down to the empty cache."""
+"""How long after a start (or a cache reset) misses are put down to the empty cache, at most."""
+AT_ONCE_S = 1.0
+"""Workers that start within this are one start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,14 @@ def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
 def _cold_tokens(facts: Facts) -> F64:
     """Tokens computed because the cache was still empty: the mean shortfall of the cold period against the rest of the window.
 
-    The cold period begins with a `worker_up` or `cache_reset` mark. It counts only where it stands out from the rest by three
-    standard errors: single requests with a long tail of their own are no cold start.
+    The cold period begins with a `worker_up` or `cache_reset` mark; it ends COLD_PERIOD_S later, and half-way to the next start or
+    the end of the window at the latest, so that there is a rest to compare with. It counts only where it stands out from the rest by
+    three standard errors: single requests with a long tail of their own are no cold start. In all no more is given than the mean
+    shortfall: some requests of the cold period would have missed anyway.
     """
     r = facts.requests
     out = np.zeros(len(r))
-    starts = [m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")]
+    starts = sorted({m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")})
     prompt = r.get("prompt_tokens")
     share = r.get("cached_tokens") / np.where(prompt > 0, prompt, np.nan)
     if facts.lineage is not None:
@@ -136,14 +140,16 @@ def _cold_tokens(facts: Facts) -> F64:
         share = share + sum_of((t for t in told if t is not None), len(r)) / np.where(prompt > 0, prompt, np.nan)
     cold = np.zeros(len(r), dtype=bool)
     for start in starts:
-        cold |= (r.arrival_s >= start) & (r.arrival_s <= start + COLD_PERIOD_S)
+        later = min((s for s in starts if s > start + AT_ONCE_S), default=facts.end_s)
+        cold |= (r.arrival_s >= start) & (r.arrival_s <= start + min(COLD_PERIOD_S, (later - start) / 2.0))
     inside, outside = share[cold & np.isfinite(share)], share[~cold & np.isfinite(share)]
     if min(len(inside), len(outside)) < 10:
         return out
     shortfall = float(outside.mean() - inside.mean())
     error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
     if shortfall > max(3 * error, 0.01):
-        out[cold] = np.clip(outside.mean() - share[cold], 0.0, 1.0) * prompt[cold]
+        missing = np.nan_to_num(np.clip(outside.mean() - share[cold], 0.0, 1.0))
+        out[cold] = missing * min(1.0, shortfall / max(float(missing.mean()), 1e-9)) * prompt[cold]
     return np.nan_to_num(out)
 
 

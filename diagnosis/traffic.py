@@ -18,13 +18,14 @@ from diagnosis.ledger import Ledger
 from diagnosis.quantiles import expected_shortfall, nearest_rank
 
 ROWS = ("length_shift", "mix_shift")
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Seconds of the raw change that the traffic's mix owns, at the judged quantile, and the raw change itself.
 
-    row       length_shift where prompts or answers moved, else mix_shift
+    row       length_shift where prompts or answers moved by themselves, else mix_shift
     changed   the raw change stands out from noise; `by_mean`: its mean does, its quantile does not
     p_value   of the mixes being alike
     """
@@ -40,8 +41,8 @@ class Traffic:
 
 
 def row_name(mix: Mix) -> str:
-    """The row that seconds of another mix stand in."""
-    return "length_shift" if set(mix.moved) & set(LENGTHS) else "mix_shift"
+    """The row that seconds of another mix stand in: of lengths, unless other workloads or tenants explain most of how they moved."""
+    return "length_shift" if set(mix.moved) & set(LENGTHS) and mix.by_category < MOSTLY else "mix_shift"
 
 
 def beyond(attribution: Attribution, base: Ledger, suspect: Ledger, q: str) -> tuple[float, float, float]:

@@ -82,6 +82,8 @@ class NamedCause:
     """Latency fell because this cause, which the baseline had, is over."""
     certainty: float | None = None
     """What confidence was read off by calibration: support of the bootstrap times what is missing."""
+    began: bool = False
+    """It owns most of the change, and the baseline shows nothing of it (of what is over: the suspect window)."""
 
 
 @dataclass(frozen=True, slots=True)

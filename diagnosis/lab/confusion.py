@@ -24,6 +24,7 @@ JUDGED_AT = ("typical", "strong")
 HIGH = 0.8
 """Confidence that is called high."""
 FIRST_PLACES = 3
+TRUTH_AT = "0.99"
 
 
 def confusion(results: Sequence[Result]) -> dict[str, Any]:
@@ -110,10 +111,10 @@ def median(values: Iterable[float | None]) -> float | None:
 def attribution(results: Sequence[Result]) -> dict[str, Any]:
     """How far the claim of the right cause is from what it truly cost, as a share of that, and what nobody owns; medians.
 
-    Measured in the change that carries the verdict: of the mean where the mean does, else of P99.
+    Measured in P99 where that carries the verdict, else in the mean: of other quantiles the truth is not kept.
     """
     right = [r for r in results if r.outcome == "right" and r.causes]
-    carried = [r.share_mean if r.carried_by == "mean" else r.share_p99 for r in right]
+    carried = [r.share_p99 if r.carried_by == TRUTH_AT else r.share_mean for r in right]
     return {
         "n": len(right),
         "error": median(None if value is None else abs(value - 1.0) for value in carried),

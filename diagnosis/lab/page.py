@@ -62,7 +62,7 @@ def _targets(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"| {row['target']} | {row['wanted']} | {found(row)} | {row['n']:,} | {MET[row['met']]} |")
     told = document["attribution"]
     note = (
-        f"Claims are measured in the change that carries the verdict; in the mean alone they are off by {percent(told['error_mean'])}, in P99 alone "
+        f"Claims are measured in P99 where it carries the verdict, else in the mean; in the mean alone they are off by {percent(told['error_mean'])}, in P99 alone "
         f"by {percent(told['error_p99'])} (medians). Where a fault hit one worker or tenant, that one was named in {percent(told['subject_right'])}."
     )
     exact = f"The fault's own name, and no acceptable other, stood first in {percent(document['exact'])}."

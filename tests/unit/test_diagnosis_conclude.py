@@ -54,6 +54,16 @@ def traffic(**known: Any) -> Traffic:
     return Traffic(**(plain | known))
 
 
+def test_what_the_baseline_has_nothing_of_is_named_although_few_requests_carry_the_change() -> None:
+    """The mean doubled without an interval: a cause that began is named, and why no interval is given; any other only pointed at."""
+    made, found = case(), judged(enough=False, interval_95=None, changed=False, changed_mean=False)
+    assert said(made, found, [replace(EVICTION, began=True)]).status == "explained"
+    sentence = said(made, found, [replace(EVICTION, began=True)]).sentence
+    assert "the baseline shows nothing of premature_eviction" in sentence
+    assert "Too few independent requests carry the change for an interval" in sentence
+    assert said(made, found, [EVICTION]).status == "not_distinguishable"
+
+
 def test_too_few_requests() -> None:
     """19 in one window: nothing is said about a change, and how many are needed for the quantile that was asked for."""
     found = said(case(n=19), judged("0.95", "0.99", n=(19, 19), n_needed=4321))

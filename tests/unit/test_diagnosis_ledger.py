@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,28 @@ def test_cold_start_counts_only_what_stands_out() -> None:
     tokens = own_work(facts(requests, marks=[up]), context()).tokens
     assert tokens["cold_start"].tolist() == pytest.approx([80.0] * 20 + [0.0] * 20)
     assert own_work(facts(requests), context()).tokens["cold_start"].sum() == 0.0
+
+
+def test_a_reset_now_and_then_leaves_a_rest_to_compare_with() -> None:
+    """Caches are lost at 0 s and 40 s: of each 40 s the first 20 are cold. 10 of 20 miss there, 2 of 20 later: 40 % of the tokens, not 50 %."""
+    arrival, cached = [], []
+    for start in (0.0, 40.0):
+        arrival += [*np.linspace(start + 0.5, start + 19.5, 20), *np.linspace(start + 20.5, start + 39.5, 20)]
+        cached += [0.0, 100.0] * 10 + [0.0] * 2 + [100.0] * 18
+    requests = request_facts(
+        arrival,
+        queue=[0.0] * 80,
+        prefill=[0.1] * 80,
+        prompt_tokens=[100.0] * 80,
+        cached_tokens=cached,
+        computed_tokens=[100.0 - c for c in cached],
+    )
+    resets = [MarkFact("cache_reset", at, "w0", "lost", {}) for at in (0.0, 40.0)]
+    told = replace(facts(requests, marks=resets), start_s=0.0, end_s=80.0)
+    tokens = own_work(told, context()).tokens["cold_start"]
+    cold = np.tile(np.repeat([True, False], 20), 2)
+    assert tokens[~cold].sum() == 0.0
+    assert tokens[cold].sum() == pytest.approx(40 * 100 * 0.4)
 
 
 def test_stall_after_preemption_is_set_apart_from_decoding() -> None:

@@ -52,6 +52,17 @@ def test_the_largest_owner_comes_first() -> None:
     assert excluded == {}
 
 
+def test_queueing_follows_from_the_one_who_fills_the_steps() -> None:
+    """slow_steps owns 60 of 200 ms by its own seconds, the queue behind it 120: nobody else claims them, and no more requests came."""
+    rows = {"slow_steps": (0.03, 0.06), "queue_load": (0.06, 0.12), "unexplained": (0.01, 0.02)}
+    named, _ = ranked(rows, [(cause("slow_steps"), claim())])
+    assert named[0].rows == ["slow_steps", "queue_load"]
+    assert named[0].share_p99 == pytest.approx(0.9)
+    assert "120 ms of it followed from this" in named[0].evidence[-1]["statement"]
+    named, _ = ranked(rows, [(cause("slow_steps"), claim()), (cause("load_step", "queue_load"), claim())])
+    assert {c.cause: c.share_p99 for c in named} == pytest.approx({"load_step": 0.6, "slow_steps": 0.3})
+
+
 def test_a_second_is_blamed_once() -> None:
     """load_step explains three rows, decode_bandwidth one of them: the wider cause owns it, the other one says so with its number."""
     rows = {"queue_load": (0.04, 0.1), "decode_bandwidth": (0.06, 0.1)}

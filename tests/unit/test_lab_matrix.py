@@ -133,7 +133,16 @@ def test_counts_of_a_matrix_are_by_fault_and_severity() -> None:
     """Two right of four, one wrong, one that cannot tell; a mild run is a cell of its own and not in the pooled figures."""
     document = confusion(
         [
-            result("slow_steps", "right", RIGHT, seed=101, share_mean=0.95, unexplained=0.05),
+            result(
+                "slow_steps",
+                "right",
+                RIGHT,
+                seed=101,
+                share_mean=0.5,
+                share_p99=0.95,
+                unexplained=0.05,
+                carried_by="0.99",
+            ),
             result("slow_steps", "right", RIGHT, seed=102, share_mean=0.80, unexplained=0.20),
             result("slow_steps", "wrong", ("load_step", 0.9), seed=103),
             result("slow_steps", "cannot_tell", seed=104),

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.comparability import Mix, common_mix
+from diagnosis.comparability import Mix, _between, common_mix
+from diagnosis.traffic import row_name
 from engine_probe.errors import DiagnosisError
 
 Window = dict[str, Any]
@@ -201,3 +202,36 @@ def test_columns_that_do_not_fit_are_refused():
         common_mix({"prompt_tokens": [1.0], "tenant": ["a", "b"]}, {"tenant": ["a"]})
     with pytest.raises(DiagnosisError, match="suspect"):
         common_mix({"tenant": ["a"]}, {"model": ["m"]})
+
+
+def test_lengths_that_follow_from_another_tenant_are_the_tenants():
+    """Long reports went from 10 % to 30 % of the calls, each kind as long as before: all of the longer mean is the shares'."""
+    mixes = []
+    for share in (0.1, 0.3):
+        heavy = int(1000 * share)
+        tenants = ["reports"] * heavy + ["chat"] * (1000 - heavy)
+        mixes.append({"prompt_tokens": np.array([3000.0] * heavy + [500.0] * (1000 - heavy)), "tenant": tenants})
+    mix = common_mix(*mixes)
+    assert set(mix.moved) == {"prompt_tokens", "tenant"}
+    assert mix.by_category == pytest.approx(1.0)
+    assert row_name(mix) == "mix_shift"
+
+
+def test_lengths_that_grew_within_each_tenant_are_lengths():
+    """Shares moved from 10 % to 12 %, and every prompt is twice as long: 2 of 32 parts of the longer mean are the shares'."""
+    mixes = []
+    for heavy, factor in ((100, 1.0), (120, 2.0)):
+        rest = 1000 - heavy
+        mixes.append(
+            {
+                "prompt_tokens": factor * np.array([1000.0] * heavy + [500.0] * rest),
+                "tenant": ["a"] * heavy + ["b"] * rest,
+            }
+        )
+    base, suspect = mixes
+    assert _between(
+        np.array([0] * 100 + [1] * 900 + [0] * 120 + [1] * 880),
+        np.concatenate([m["prompt_tokens"] for m in mixes]),
+        1000,
+    ) == pytest.approx(15.0 / 570.0)
+    assert row_name(common_mix(base, suspect)) == "length_shift"
