@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,8 +85,38 @@ def no_model() -> Executor:
 
 def test_worker_that_cannot_start_says_why() -> None:
     """Its own sentence comes out, and no process is left."""
-    with pytest.raises(EngineError, match="w0 cannot start: there is no model here"):
+    with pytest.raises(EngineError, match="w0 failed to start: there is no model here"):
         ProcessFleet([WorkerPlan(EngineConfig(), no_model)], make_policy("round_robin"))
+    with pytest.raises(EngineError, match="w0 failed to start: ValueError: 3 is no shape"):
+        ProcessFleet([WorkerPlan(EngineConfig(), no_shape)], make_policy("round_robin"))
+    assert not active_children()
+
+
+def no_shape() -> Executor:
+    raise ValueError("3 is no shape")
+
+
+def third_step_fails() -> Executor:
+    executor = make_executor(RUNNER)
+    step, count = executor.execute, iter(range(10))
+
+    def execute(*given: Any) -> Any:
+        if next(count) == 2:
+            raise RuntimeError("the device is gone")
+        return step(*given)
+
+    executor.execute = execute  # type: ignore[method-assign]
+    return executor
+
+
+def test_a_step_that_raises_in_a_worker_comes_out_as_what_it_was(tmp_path: Path) -> None:
+    """Not as an exit code: the error's own text, the worker, how many requests were open; its rows are written."""
+    with ProcessFleet([WorkerPlan(EngineConfig(worker="w0"), third_step_fails)], make_policy("round_robin")) as fleet:
+        fleet.begin_run("r", tmp_path)
+        with pytest.raises(EngineError, match="w0 failed with 1 requests open: RuntimeError: the device is gone"):
+            fleet.run([call("a", 9, output_tokens=8)])
+    assert not active_children()
+    assert len(rows(tmp_path, "step")) == 2
 
 
 def test_worker_that_dies_ends_the_run_with_its_exit_code() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.policies import Policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
-from engine_probe.engine.fleet.process_worker import Report, WorkerPlan, serve
+from engine_probe.engine.fleet.process_worker import Failed, Ready, Report, WorkerPlan, serve
 from engine_probe.engine.fleet.router import USES_INDEX, Router
 from engine_probe.engine.fleet.run_sink import RunSink, begin_run
 from engine_probe.engine.fleet.virtual_fleet import Tally
@@ -46,7 +46,20 @@ class _Worker:
         try:
             self.pipe.send(order)
         except OSError as error:
-            raise EngineError(f"worker {self.name} is gone (exit {self.process.exitcode})", worker=self.name) from error
+            raise self.gone("") from error
+
+    def gone(self, when: str) -> EngineError:
+        """It ended by itself: with its own words where it left some, else with its exit code."""
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                if isinstance(said := self.pipe.recv(), Failed):
+                    return self.failed(said, when)
+        self.process.join(1)
+        return EngineError(f"worker {self.name} died{when} (exit {self.process.exitcode})", worker=self.name)
+
+    def failed(self, said: Failed, when: str) -> EngineError:
+        """What it said when it ended."""
+        return EngineError(f"worker {self.name} failed{when}: {said.error}", worker=self.name)
 
 
 class ProcessFleet:
@@ -84,7 +97,7 @@ class ProcessFleet:
             Recorder(self._sink, flush_s=0.5),
             block_size=plans[0].config.block_size,
         )
-        self.num_blocks = self._wait_until_ready()
+        self.num_blocks = self._wait_until_ready(" to start")
 
     def __enter__(self) -> ProcessFleet:
         return self
@@ -171,15 +184,13 @@ class ProcessFleet:
     def _listen(self, timeout_s: float) -> None:
         for pipe in wait(list(self._by_pipe), timeout_s):
             index = self._by_pipe[pipe]  # type: ignore[index]  # `wait` gives back what it was given
+            worker, when = self._workers[index], f" with {len(self._worker_of)} requests open"
             try:
-                report: Report = self._workers[index].pipe.recv()
+                report: Report | Failed = worker.pipe.recv()
             except (EOFError, OSError) as error:
-                worker = self._workers[index]
-                worker.process.join(1)
-                raise EngineError(
-                    f"worker {worker.name} died (exit {worker.process.exitcode}) with {len(self._worker_of)} requests open",
-                    worker=worker.name,
-                ) from error
+                raise worker.gone(when) from error
+            if isinstance(report, Failed):
+                raise worker.failed(report, when)
             self._take_in(index, report)
 
     def _take_in(self, index: int, report: Report) -> None:
@@ -211,24 +222,29 @@ class ProcessFleet:
         if worker is not None:
             self.router.board.ended(worker)
 
-    def _wait_until_ready(self) -> int:
+    def _wait_until_ready(self, when: str = "") -> int:
+        """Blocks of a worker, once all of them are ready. Raises EngineError, and ends them all, where one is not."""
         num_blocks = 0
-        for worker in self._workers:
-            if not worker.pipe.poll(START_S):
-                self._kill()
-                raise EngineError(f"worker {worker.name} did not start within {START_S:.0f} s", worker=worker.name)
-            try:
-                while isinstance(ready := worker.pipe.recv(), Report):
-                    self._take_in(self._workers.index(worker), ready)
-            except (EOFError, OSError) as error:
-                self._kill()
-                raise EngineError(f"worker {worker.name} died while it started", worker=worker.name) from error
-            if ready.error is not None:
-                self._kill()
-                raise EngineError(f"worker {worker.name} cannot start: {ready.error}", worker=worker.name)
-            num_blocks = ready.num_blocks
+        try:
+            for index, worker in enumerate(self._workers):
+                if not worker.pipe.poll(START_S):
+                    raise EngineError(f"worker {worker.name} was not ready within {START_S:.0f} s", worker=worker.name)
+                try:
+                    while isinstance(said := worker.pipe.recv(), Report):
+                        self._take_in(index, said)
+                except (EOFError, OSError) as error:
+                    raise worker.gone(when) from error
+                if isinstance(said, Failed):
+                    raise worker.failed(said, when)
+                ready: Ready = said
+                num_blocks = ready.num_blocks
+        except EngineError:
+            self._kill()
+            raise
         return num_blocks
 
     def _kill(self) -> None:
         for worker in self._workers:
             worker.process.kill()
+            worker.process.join(STOP_S)
+            worker.pipe.close()

@@ -2,7 +2,7 @@
 
 To it: ("submit", Sequence), ("abort", request id, reason), ("clear",), ("run", run id, folder), ("stop",). From it: Ready,
 then a Report after each step that brought something, and Ready again when a run's rows are written and the next may begin.
-A worker that cannot start says why, and ends. A thread takes orders out of the pipe, so that a long prompt never waits in it
+A worker that cannot start, or whose engine raises, says why (Failed), and ends. A thread takes orders out of the pipe, so that a long prompt never waits in it
 for the end of a step, and keeps the fleet from sending others their calls.
 """
 
@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -45,10 +46,21 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker takes requests; num_blocks of its pool. error: it does not, and why."""
+    """The worker takes requests; num_blocks of its pool."""
 
     num_blocks: int = 0
-    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker ends. error: what was raised, in a sentence."""
+
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """Ours speak for themselves; others say what they are too."""
+        return cls(error.message if isinstance(error, KvscopeError) else f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)
@@ -77,8 +89,10 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
     sink, report = RunSink(), Report()
     try:
         engine = _start(plan, sink, report)
-    except KvscopeError as error:
-        pipe.send(Ready(error=error.message))
+    except Exception as error:  # whoever waits for it must not be left with an exit code
+        if not isinstance(error, KvscopeError):
+            log.exception("worker did not start", extra={"worker": plan.config.worker})
+        _tell(pipe, error)
         return
     pipe.send(Ready(engine.kv.pool.num_blocks))
     recorder = engine.flight.recorder
@@ -96,10 +110,21 @@ def serve(plan: WorkerPlan, pipe: Connection) -> None:
                 report.tokens, report.refused, report.blocks = [], [], []
     except (EOFError, BrokenPipeError, ConnectionResetError):
         log.warning("the fleet is gone, the worker ends", extra={"worker": plan.config.worker})
+    except Exception as error:  # a step's, mostly: its requests are lost, and the fleet is told why
+        log.exception("worker failed", extra={"worker": plan.config.worker})
+        _tell(pipe, error)
     finally:
-        engine.close()
-        engine.flight.stopped(engine)
+        with suppress(
+            Exception
+        ):  # after a failed step there may be nothing to end; what was recorded is written all the same
+            engine.close()
+            engine.flight.stopped(engine)
         recorder.close()
+
+
+def _tell(pipe: Connection, error: Exception) -> None:
+    with suppress(OSError):  # nobody is left to be told
+        pipe.send(Failed.of(error))
 
 
 def _start(plan: WorkerPlan, sink: RunSink, report: Report) -> Engine:
