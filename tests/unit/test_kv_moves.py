@@ -132,3 +132,42 @@ def test_a_fleet_needs_somebody_who_decodes_and_one_way_of_moving() -> None:
         fleet(handover=HandoverSettings(prefill_workers=3))
     with pytest.raises(UsageError, match="both at once"):
         fleet(tier=TierSettings(), handover=HandoverSettings())
+
+
+@pytest.mark.parametrize(
+    ("gone_s", "worker", "phases"),
+    [
+        (0.001, "w0", {"frontend_s": 0.001}),
+        (0.5, "w1", {"handover_s": None}),
+        (1.4, "w1", {"handover_s": 1.0, "kv_transfer_s": None}),
+    ],
+    ids=["in the front end", "before it may go", "on the wire"],
+)
+def test_a_caller_that_goes_away_before_a_worker_has_it_is_gone(
+    gone_s: float, worker: str, phases: dict[str, float | None]
+) -> None:
+    """A front end of 2 ms, a prefill of some 50, a hand-over of 1 s, then 64 MiB at 100 MB/s: at each of three instants it ends
+    there, in a row that says how far it came; nothing is decoded, and no block stays."""
+    settings = fleet(num_workers=2, handover=HandoverSettings(1, orchestration_s=1.0, bytes_per_s=1e8))
+    sink = MemorySink()
+    built = build_fleet(settings, sink)
+    (call,) = Traffic(
+        num_requests=1, own_tokens=Lengths(513, 513), shared_ratio=0.0, output_tokens=Lengths(9, 9)
+    ).calls()
+    built.cancel_at(call.request_id, call.at_ns + round(gone_s * 1e9))
+    tally = built.run([call])
+    for recorder in recorders(built):
+        recorder.close()
+    rows = sink.table("request").to_pylist()
+    row = next(row for row in rows if row["state"] == "aborted")
+    assert (row["worker"], row["finish_reason"], row["first_token_ns"]) == (worker, "client_gone", None)
+    began_ns = rows[0]["end_ns"] if worker == "w1" else row["arrival_ns"]
+    assert row["end_ns"] - rows[0]["arrival_ns"] == round(gone_s * 1e9)
+    told = {name: row[name] for name in phases}
+    left_s = (row["end_ns"] - began_ns) / 1e9 - sum(s for s in phases.values() if s is not None)
+    assert told == pytest.approx({name: left_s if s is None else s for name, s in phases.items()}, abs=1e-9)
+    assert (tally.aborted, tally.finished, tally.output_tokens) == (1, 0, 1 if worker == "w1" else 0)
+    assert not [step for step in sink.table("step").to_pylist() if step["worker"] == "w1" and step["decode_tokens"]]
+    built.check_integrity()
+    assert [engine.kv.pool.num_referenced for engine in built.engines] == [0, 0]
+    assert [engine.num_awaited for engine in built.engines] == [0, 0]

@@ -2,7 +2,8 @@
 
 Meanwhile a request holds reserved blocks where its KV will land, and counts there as waiting on a dependency. Every move is a
 `transfer` row, its blocks `loaded` rows, its time the spans `kv_load`, or `handover` and `kv_transfer`. A request that two workers
-serve has a row of each, with the same id. Who goes away while its KV is under way leaves no row of that worker: no engine had it yet.
+serve has a row of each, with the same id. Who goes away while its KV is under way has a row of the worker that it was on its way to,
+aborted, and the KV lands all the same: nobody calls a transfer back.
 """
 
 from __future__ import annotations
@@ -56,10 +57,7 @@ class TieredFleet(VirtualFleet):
         if begun is None:
             return super()._abort(ask, at_ns, reason)
         self._wake(ask.worker, at_ns)
-        sequence = self._loaded_sequence(ask, *begun, at_ns)
-        flight = self.engines[ask.worker].flight
-        flight.arrived(sequence, at_ns)
-        flight.ended(sequence, "aborted", reason, at_ns)
+        self._gone(ask, self._loaded_sequence(ask, *begun, at_ns), at_ns, reason)
         return True
 
     def _load(self, call: Call, queued_ns: int, engine: Engine, worker: int) -> Move | None:
@@ -121,6 +119,8 @@ class SplitFleet(VirtualFleet):
         self._handover = handover
         self._links = [Link(handover.bytes_per_s) for _ in engines]
         self._random = random.Random(f"handover/{seed}")
+        self._handing: dict[str, tuple[int, int | None]] = {}
+        """Requests that no worker has: (end of their prefill, begin of their transfer)."""
 
     def _tokens_here(self, call: Call) -> int:
         return 1
@@ -147,8 +147,26 @@ class SplitFleet(VirtualFleet):
         ask.worker = self._decoder()
         self._wake(ask.worker, self._now_ns)
         self.engines[ask.worker].num_awaited += 1
+        self._handing[ask.call.request_id] = (now_ns, None)
         may_go_ns = now_ns + round(self._handover.orchestration_s * 1e9)
         self.at(may_go_ns, lambda at_ns: self._send(ask, source, now_ns, at_ns))
+
+    def _abort(self, ask: Ask, at_ns: int, reason: str) -> bool:
+        handed = self._handing.pop(ask.call.request_id, None)
+        if handed is None:
+            return super()._abort(ask, at_ns, reason)
+        self._wake(ask.worker, at_ns)
+        begun_ns, sent_ns = handed
+        self._gone(ask, self._handed_sequence(ask, begun_ns, sent_ns, at_ns), at_ns, reason)
+        return True
+
+    def _handed_sequence(self, ask: Ask, begun_ns: int, sent_ns: int | None, now_ns: int) -> EngineSequence:
+        """As the decode worker gets it."""
+        on_wire_ns = now_ns if sent_ns is None else min(sent_ns, now_ns)
+        spans = [("handover", begun_ns, on_wire_ns), ("kv_transfer", on_wire_ns, now_ns)]
+        sequence = self._made(ask.call, begun_ns, ask.attempt, spans, ask.call.output_tokens - 1)
+        sequence.num_prompt += 1  # the first token came from elsewhere, and is known
+        return sequence
 
     def _decoder(self) -> int:
         """Index of the decode worker with the fewest requests."""
@@ -183,9 +201,11 @@ class SplitFleet(VirtualFleet):
         if self._random.random() < self._handover.failure_ratio:
             end_ns = now_ns + round(self._handover.timeout_s * 1e9)
             move = Move(blocks, full[first:], first, num_bytes, now_ns, end_ns)
+            self._handing[call.request_id] = (begun_ns, now_ns)
             self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=True))
             return
         begin_ns, end_ns = self._links[ask.worker].carry(num_bytes, now_ns)
+        self._handing[call.request_id] = (begun_ns, begin_ns)
         move = Move(blocks, full[first:], first, num_bytes, begin_ns, end_ns)
         self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=False))
 
@@ -211,11 +231,9 @@ class SplitFleet(VirtualFleet):
             wire_s=(move.end_ns - move.begin_ns) / 1e9,
         )
         if self._asks.get(call.request_id) is not ask:
-            return
-        spans = [("handover", begun_ns, move.begin_ns), ("kv_transfer", move.begin_ns, now_ns)]
-        sequence = self._made(call, begun_ns, ask.attempt, spans, call.output_tokens - 1)
-        sequence.num_prompt += 1  # the first token came from elsewhere, and is known
-        self._enter(sequence, now_ns, engine, clock)
+            return  # its caller went away meanwhile
+        del self._handing[call.request_id]
+        self._enter(self._handed_sequence(ask, begun_ns, move.begin_ns, now_ns), now_ns, engine, clock)
 
 
 def _now(engine: Engine, at_ns: int) -> int:

@@ -69,12 +69,13 @@ class Tally:
 
 @dataclass(slots=True)
 class Ask:
-    """A call under way: which try it is, and who serves it."""
+    """A call under way: which try it is, and who serves it. in_front_since: it is in the front end still, no engine has it."""
 
     call: Call
     attempt: int
     worker: int
     has_token: bool = False
+    in_front_since: int | None = None
 
 
 class VirtualFleet:
@@ -130,7 +131,7 @@ class VirtualFleet:
         self._at(at_ns, lambda now_ns: self.cancel(request_id, now_ns, reason))
 
     def cancel(self, request_id: str, at_ns: int, reason: str = "client_gone") -> bool:
-        """Its client goes away for good. False where the request has not come to an engine, or ended."""
+        """Its client goes away for good. False where the request has not come, or ended."""
         ask = self._asks.get(request_id)
         if ask is None:
             return False
@@ -268,9 +269,12 @@ class VirtualFleet:
         engine, clock = self.engines[worker], self._clocks[worker]
         front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
         queued_ns = at_ns + round(front_s * 1e9)
-        self._asks[call.request_id] = Ask(call, attempt, worker)
+        ask = self._asks[call.request_id] = Ask(call, attempt, worker, in_front_since=at_ns)
 
         def submit(_: int) -> None:
+            if self._asks.get(call.request_id) is not ask:
+                return  # its client went away meanwhile
+            ask.in_front_since = None
             self._wake(worker, queued_ns)
             self._submit(call, at_ns, queued_ns, attempt, engine, clock)
             engine.disturbed()
@@ -349,12 +353,23 @@ class VirtualFleet:
             self._at(again_ns, lambda at: self._ask(call, at, attempt + 1))
 
     def _abort(self, ask: Ask, at_ns: int, reason: str) -> bool:
-        """It ends where it is. False where no engine has it."""
+        """It ends where it is. False where it ended already."""
         self._wake(ask.worker, at_ns)
+        if ask.in_front_since is not None:
+            spans = [("frontend", ask.in_front_since, at_ns)]
+            tokens = self._tokens_here(ask.call)
+            self._gone(ask, self._made(ask.call, ask.in_front_since, ask.attempt, spans, tokens), at_ns, reason)
+            return True
         self._clocks[ask.worker].advance_to(at_ns)
         is_done = self.engines[ask.worker].abort(ask.call.request_id, reason)
         self._look(ask.worker)
         return is_done
+
+    def _gone(self, ask: Ask, sequence: EngineSequence, at_ns: int, reason: str) -> None:
+        """It ends before its engine has it: a row that tells how far it came."""
+        flight = self.engines[ask.worker].flight
+        flight.arrived(sequence, at_ns)
+        flight.ended(sequence, "aborted", reason, at_ns)
 
     def _note(self, output: Output, now_ns: int) -> None:
         ask = self._asks.get(output.sequence.request_id)
