@@ -121,11 +121,12 @@ def _rows(settings: FleetSettings, traffic: Traffic, start_ns: int) -> Tables:
 
 
 def _refusals(start_ns: int) -> Iterator[pa.Table]:
-    """Requests that a gateway turns away: too many, too large, and one that timed out behind it."""
+    """Requests that a gateway turns away: too many, too large, one that timed out behind it, and one that was open for an hour."""
     ends: tuple[dict[str, Any], ...] = (
         {"state": "rejected", "http_status": 429},
         {"state": "failed", "http_status": 400},
         {"state": "failed", "http_status": 504, "error": "upstream timed out"},
+        {"state": "aborted", "arrival_ns": start_ns - 3600 * S},
     )
     number = 0
     while True:
@@ -133,3 +134,74 @@ def _refusals(start_ns: int) -> Iterator[pa.Table]:
         row = {"request_id": f"refused-{start_ns}-{number}", "vantage": "engine", "worker": "w0", "model": "llama-3-8b"}
         yield table_from_rows("request", [row | {"arrival_ns": now_ns, "at_ns": now_ns} | ends[number % len(ends)]])
         number += 1
+
+
+def odd_requests() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Requests (method, path, options of httpx) that a collector sees in a bad hour, over and over: what its health is told by.
+
+    A gap, a batch twice, a refused row, a column of a newer probe, spans and metrics by OTLP, questions, a diagnosis, a mark.
+    """
+    number = 0
+    while True:
+        now_ns = time.time_ns()
+        gap = {"at_ns": now_ns, "mark": "gap", "subject": "dashboard-feed", "attrs": {"dropped_rows": "7"}}
+        step = {"worker": "w-gpu", "at_ns": now_ns, "step": number, **_TOLD_BY_OTHERS}
+        facts = {"worker": "w-gpu", "at_ns": now_ns, "block_size": 16, "num_blocks": 100}
+        before, after = now_ns - 20 * S, now_ns - 10 * S
+        windows = {"baseline": f"{before}/{after}", "suspect": f"{after}/{now_ns}"}
+        twice = {"source": "twice", "epoch": "check", "seq": number // 2, "events": {"mark": [gap]}}
+        wrong = {"source": "wrong", "events": {"step": [{**step, "duration_s": -1.0}]}}
+        newer = {"source": "newer", "events": {"step": [{**step, "of_a_newer_probe": 1}], "worker": [facts]}}
+        mark = {"mark": "deployed", "text": f"release {number} of the check", "subject": "fleet"}
+        yield from (
+            ("POST", "/v1/events", {"json": twice}),
+            ("POST", "/v1/events", {"json": twice}),
+            ("POST", "/v1/events", {"json": wrong}),
+            ("POST", "/v1/events", {"json": newer}),
+            ("POST", "/v1/traces", {"json": _span(now_ns, number)}),
+            ("POST", "/v1/metrics", {"json": _point(now_ns, number)}),
+            ("GET", "/api/v1/requests", {"params": {"limit": "5"}}),
+            ("GET", "/api/v1/diagnosis", {"params": windows}),
+            ("POST", "/api/v1/marks", {"json": mark}),
+        )
+        number += 1
+
+
+_TOLD_BY_OTHERS: Final = {
+    "duration_s": 0.02,
+    "alloc_s": 0.001,
+    "blocks_total": 100,
+    "blocks_used": 40,
+    "blocks_cached": 50,
+    "wasted_slots": 64,
+    "gpu_util": 0.7,
+    "memory_util": 0.9,
+}
+"""What steps of other engines tell, and those of the embedded one do not."""
+
+
+def _span(now_ns: int, number: int) -> dict[str, Any]:
+    """An export of one request span, as vLLM makes it."""
+    span = {
+        "traceId": f"{number + 1:032x}",
+        "spanId": f"{number + 1:016x}",
+        "name": "llm_request",
+        "startTimeUnixNano": str(now_ns - S),
+        "endTimeUnixNano": str(now_ns),
+        "attributes": [
+            {"key": "gen_ai.request.id", "value": {"stringValue": f"span-{number}"}},
+            {"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "100"}},
+            {"key": "gen_ai.usage.completion_tokens", "value": {"intValue": "10"}},
+            {"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.2}},
+            {"key": "gen_ai.latency.e2e", "value": {"doubleValue": 1.0}},
+        ],
+    }
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "spans"}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": [span]}]}]}
+
+
+def _point(now_ns: int, number: int) -> dict[str, Any]:
+    """An export of one gauge."""
+    point = {"timeUnixNano": str(now_ns), "asDouble": float(number)}
+    metric = {"name": "queue.depth", "gauge": {"dataPoints": [point]}}
+    return {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}

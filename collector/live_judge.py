@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 5.0
 """A request has to be over for so long: rows of its last steps may come after its own."""
-DECIDED_S: Final = 60.0
-"""A routing decision is judged so long after it was made, when most requests tell what came of it."""
+DECIDED_RATIO: Final = 0.2
+"""A routing decision is judged when it is this share of the minutes read old (a minute of five): then most requests tell what came of it."""
 MOST_REQUESTS: Final = 60_000
 RECENT_S: Final = 60.0
 S: Final = 1_000_000_000
@@ -171,7 +171,7 @@ class LiveJudge:
 
     def _count_regret(self, window: Window, now_ns: int) -> None:
         observed = read(self._store, window)
-        until_ns = now_ns - int(DECIDED_S * S)
+        until_ns = now_ns - int(DECIDED_RATIO * self._lookback_ns)
         if observed.has_routes:
             decisions = observed.decisions
             seconds = regret_of(observed).seconds

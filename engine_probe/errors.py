@@ -29,6 +29,10 @@
     |   +-- AddressRefused       a webhook leads to an address that is not allowed
     |   +-- DeliveryFailed       a receiver could not be reached, or did not take the message
     +-- PublishError          dashboards
+    |   +-- ServerUnreachable    no Grafana or Prometheus answers at the address
+    |   +-- AccessRefused        Grafana does not let this token in, or not do this
+    |   +-- SourceMissing        Grafana has no such data source, or not the plugin that it needs
+    |   +-- BoardsMissing        generated dashboards are missing, or are not what the sources make
     +-- UsageError            collector: a command or a setting that makes no sense
     +-- CollectorError        collector: the border of the service
         +-- BadRequest           the request cannot be read as what it says it is
@@ -239,6 +243,28 @@ class PublishError(KvscopeError):
     http_status = 502
     exit_code = EXIT_UNREACHABLE
     title = "Publishing failed"
+
+
+class ServerUnreachable(PublishError):
+    title = "Server cannot be reached"
+
+
+class AccessRefused(PublishError):
+    """Facts: status."""
+
+    title = "Grafana refuses access"
+
+
+class SourceMissing(PublishError):
+    http_status = 404
+    exit_code = EXIT_MISUSE
+    title = "Data source missing"
+
+
+class BoardsMissing(PublishError):
+    http_status = 500
+    exit_code = EXIT_MISUSE
+    title = "Dashboards missing"
 
 
 class UsageError(KvscopeError):

@@ -262,7 +262,9 @@ BLOCK_RESIDENCE: Final = _histogram(
     "block_residence_seconds", "age of blocks when they were evicted: how long the cache keeps", "worker"
 )
 BLOCK_REUSE_GAP: Final = _histogram(
-    "block_reuse_gap_seconds", "time since the last use when a block was hit: how long it has to be kept", "worker"
+    "block_reuse_gap_seconds",
+    "time from one use of a block to the next, evicted in between or not: how long it has to be kept; of one block in eight",
+    "worker",
 )
 
 # Routing, transfers, tiers

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from collector.counts.book import Book
 from collector.counts.bounded import Names
 from collector.counts.columns import Codes, choices, numbers, words
+from collector.counts.reuse_gaps import SAMPLE, ReuseGaps
 from collector.durations import one_array, weights_of
 from engine_probe.events import column
 from store import metric_catalogue as names
@@ -25,6 +26,8 @@ from store import metric_catalogue as names
 CHANGES: Final = column("block", "change").choices
 TIERS: Final = column("block", "tier").choices
 SLOTS: Final = 1 << 20
+_ENDS: Final = ("evicted", "removed")
+_USES: Final = ("stored", "hit", "loaded")
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Final = np.uint64(0)
 _SCRATCH: Final = 1 << 17
@@ -42,6 +45,7 @@ class Blocks:
         self._worker = worker
         self._shift = np.uint64(64 - (slots - 1).bit_length())
         self._gone: U64 = np.zeros(slots, dtype=np.uint64)
+        self._gaps = ReuseGaps()
 
     def count(self, blocks: pa.Table) -> None:
         """Count live rows of `block`."""
@@ -52,7 +56,9 @@ class Blocks:
         tier_of, tiers = choices(blocks, "tier", TIERS)
         labels = [(self._worker(name),) for name in workers]
         weights = weights_of(blocks)
-        group = (worker_of * len(changes) + change_of) * len(tiers) + tier_of
+        group = change_of if len(tiers) == 1 else change_of * len(tiers) + tier_of
+        if len(workers) > 1:
+            group = group + worker_of * (len(changes) * len(tiers))
         size = len(workers) * len(changes) * len(tiers)
         tokens = numbers(blocks, "num_tokens")
 
@@ -69,11 +75,11 @@ class Blocks:
         counts = np.bincount(group, weights, size)
         add(names.BLOCK_CHANGES, counts, counts)
         if tokens is not None:
-            known = np.nan_to_num(tokens)
-            told = counts if len(known) == np.isfinite(tokens).sum() else np.bincount(group, np.isfinite(tokens), size)
-            add(
-                names.BLOCK_CHANGE_TOKENS, np.bincount(group, known if weights is None else known * weights, size), told
-            )
+            is_told, known = counts, tokens
+            if blocks.column("num_tokens").null_count:
+                is_told, known = np.bincount(group, np.isfinite(tokens), size), np.nan_to_num(tokens)
+            sums = np.bincount(group, known if weights is None else known * weights, size)
+            add(names.BLOCK_CHANGE_TOKENS, sums, is_told)
         evicted, hit = (change_of == changes.index(c) if c in changes else None for c in ("evicted", "hit"))
         on_device = _on_device(tier_of, tiers)
         if evicted is not None:
@@ -82,12 +88,27 @@ class Blocks:
             present = np.flatnonzero(of_worker).tolist()
             self._book.add_all(names.BLOCK_EVICTIONS, (((*labels[w], "block"), float(of_worker[w])) for w in present))
             self._spread(names.BLOCK_RESIDENCE, blocks, "age_s", evicted, worker_of, labels, weights)
+        own = _is_self(blocks) & hit if hit is not None else np.zeros(0, dtype=np.bool_)
         if hit is not None:
-            own = _is_self(blocks) & hit
-            self._spread(names.BLOCK_REUSE_GAP, blocks, "idle_s", hit & ~own, worker_of, labels, weights)
             self._sum(names.BLOCK_SELF_HITS, own, worker_of, labels, None, weights)
+        hashes = one_array(blocks.column("block_hash"))
+        if hashes.null_count == len(hashes):
+            return
+        told: Flags | bool = on_device
+        if hashes.null_count:
+            told = on_device & pc.is_valid(hashes).to_numpy(zero_copy_only=False)
+            hashes = pc.fill_null(hashes, 0)
+        # two workers' copies of a block stay apart
         salts = np.array([hash(name) & ((1 << 64) - 1) for name in workers], dtype=np.uint64)
-        self._count_premature(blocks, salts, worker_of, change_of, changes, on_device, labels, tokens, weights)
+        key = hashes.to_numpy() ^ (salts[0] if len(salts) == 1 else salts[worker_of])
+        is_gone, stored, used = (_rows(change_of, changes, of, told) for of in (_ENDS, ("stored",), _USES))
+        self._count_premature(key, is_gone, stored, worker_of, labels, tokens, weights)
+        ends, gaps = self._gaps.observe(key, blocks.column("at_ns").to_numpy(), used)
+        if len(own):
+            kept = ~own[ends]
+            ends, gaps = ends[kept], gaps[kept]
+        stands_for = np.full(len(ends), float(SAMPLE)) if weights is None else SAMPLE * weights[ends]
+        self._book.spread(names.BLOCK_REUSE_GAP, names.BLOCK_BOUNDS_S, gaps, worker_of[ends], labels, stands_for)
 
     def _spread(
         self, family: names.Family, blocks: pa.Table, column: str, rows: Flags, of: Codes, labels: Any, weights: Any
@@ -107,26 +128,14 @@ class Blocks:
 
     def _count_premature(
         self,
-        blocks: pa.Table,
-        salts: U64,
+        key: U64,
+        is_gone: Codes,
+        stored: Codes,
         worker_of: Codes,
-        change_of: Codes,
-        changes: list[str],
-        on_device: Flags | bool,
         labels: list[tuple[str]],
         tokens: Any,
         weights: Any,
     ) -> None:
-        hashes = one_array(blocks.column("block_hash"))
-        if hashes.null_count == len(hashes):
-            return
-        told: Flags | bool = on_device
-        if hashes.null_count:
-            told = on_device & pc.is_valid(hashes).to_numpy(zero_copy_only=False)
-            hashes = pc.fill_null(hashes, 0)
-        # two workers' copies of a block stay apart
-        key = hashes.to_numpy() ^ (salts[0] if len(salts) == 1 else salts[worker_of])
-        is_gone, stored = (_rows(change_of, changes, of, told) for of in (("evicted", "removed"), ("stored",)))
         place, place_of_stored = ((key[rows] * _MIX) >> self._shift for rows in (is_gone, stored))
         returned = self._gone[place_of_stored] == key[stored]
         self._gone[place] = key[is_gone]

@@ -14,6 +14,7 @@ from collector.counts.blocks import Blocks
 from collector.counts.book import Book
 from collector.counts.bounded import CANDIDATES, Names, Tops
 from collector.counts.fleet import Fleet
+from collector.counts.reuse_gaps import ReuseGaps
 from collector.counts.slos import SloRule, Slos
 from collector.durations import durations_of
 from collector.latencies import Latencies
@@ -130,12 +131,54 @@ def test_another_worker_or_tier_is_no_return() -> None:
     assert book.value(names.PREMATURE_EVICTIONS, "b") is None
 
 
-def test_self_hits_and_reuse_gaps_are_kept_apart() -> None:
+def test_self_hits_are_no_reuse() -> None:
     """A preempted request that finds its own blocks says nothing about how long the cache has to keep them."""
-    book = count_blocks([block("hit", 1, idle_s=5.0), block("hit", 2, idle_s=0.1, reason="self")])
-    assert book.value(names.BLOCK_REUSE_GAP, "a") == 1
-    assert book.value(names.BLOCK_SELF_HITS, "a") == 1
-    assert book.value(names.BLOCK_CHANGES, "a", "hit", "") == 2
+    book = count_blocks(
+        [block("stored", n) for n in range(64)],
+        [block("hit", n, reason="self", at_ns=T0 + S) for n in range(64)],
+    )
+    assert book.value(names.BLOCK_REUSE_GAP, "a") is None
+    assert book.value(names.BLOCK_SELF_HITS, "a") == 64
+    assert book.value(names.BLOCK_CHANGES, "a", "hit", "") == 64
+
+
+def gaps(book: Book) -> tuple[float, float]:
+    """(number, sum in s) of the reuse gaps of worker a."""
+    samples = {
+        sample.name: sample.value
+        for metric in book.metrics()
+        for sample in metric.samples
+        if sample.labels.get("worker") == "a"
+    }
+    return samples[names.BLOCK_REUSE_GAP.count], samples[names.BLOCK_REUSE_GAP.sum]
+
+
+def test_a_reuse_gap_lasts_from_one_use_to_the_next() -> None:
+    """64 blocks, of which 8 are looked at, each for 8: stored, hit 2 s later, and stored again after an eviction, 5 s after that."""
+    after = [block("evicted", n, at_ns=T0 + 3 * S) for n in range(64)]
+    book = count_blocks(
+        [block("stored", n) for n in range(64)] + [block("hit", n, at_ns=T0 + 2 * S) for n in range(64)],
+        [*after, *(block("stored", n, at_ns=T0 + 7 * S) for n in range(64))],
+    )
+    assert gaps(book) == (128, pytest.approx(64 * 2 + 64 * 5))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=12), max_size=6))
+def test_reuse_gaps_are_those_of_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
+    """Whatever comes within a batch or in the next: the time since the use before, of the blocks that are looked at."""
+    counting, last, expected, found = ReuseGaps(), dict[int, int](), [], []
+    now = 0
+    for batch in batches:
+        instants = np.cumsum([now, *(passed for _, passed in batch)])[1:].astype(np.int64) * S
+        now = int(instants[-1] // S)
+        keys = np.array([8 * number for number, _ in batch], dtype=np.uint64)
+        for key, at_ns in zip(keys.tolist(), instants.tolist(), strict=True):
+            if key in last:
+                expected.append((at_ns - last[key]) / 1e9)
+            last[key] = at_ns
+        found += counting.observe(keys, instants, np.arange(len(keys)))[1].tolist()
+    assert sorted(found) == pytest.approx(sorted(expected))
 
 
 def test_a_sampled_block_stands_for_many() -> None:

@@ -1,0 +1,1 @@
+"""Dashboards, one subject a module; each has a `BOARD`."""
