@@ -14,7 +14,7 @@ import numpy as np
 from diagnosis import ledger as ledgers
 from diagnosis import quality, sampled, timeline
 from diagnosis.attribution import attribute
-from diagnosis.cause import Case, all_causes
+from diagnosis.cause import Case
 from diagnosis.censored import Waits, stand_in, waits
 from diagnosis.comparability import Mix, common_mix
 from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
@@ -23,6 +23,7 @@ from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, carry, weights
 from diagnosis.ledger import Counted, Ledger, metric_values
+from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
@@ -31,7 +32,7 @@ from diagnosis.sight import equal_sight
 from diagnosis.spent import Context, long_prefill_tokens
 from diagnosis.tables import attribution_rows, change, composition, unexplained
 from diagnosis.traffic import traffic
-from diagnosis.verdict import NamedCause, Verdict
+from diagnosis.verdict import Verdict
 from diagnosis.windows import Chosen
 from diagnosis.wording import metric_name
 from diagnosis.work_model import WorkModel, calibrate
@@ -126,7 +127,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             *_warmup_notes(base, suspect),
             *sampled.notes((base, suspect)),
         ],
-        next_experiment=_next_experiment(causes, judged),
+        next_experiment=next_experiment(causes, case, judged),
         calibration=_calibration(model),
     )
 
@@ -250,19 +251,6 @@ def _warmup_notes(base: Facts, suspect: Facts) -> list[str]:
     return [
         f"warm-up is left out: {base.num_warmup} requests of the baseline, {suspect.num_warmup} of the suspect window"
     ]
-
-
-def _next_experiment(causes: Sequence[NamedCause], judged: Judged) -> dict[str, Any] | None:
-    """What would separate the first two causes, or confirm the only one."""
-    if not causes or causes[0].ended:
-        return None
-    first = all_causes()[causes[0].cause]
-    second = causes[1].cause if len(causes) > 1 else None
-    return {
-        "separates": [first.name, second] if second else [first.name],
-        "statement": first.paragraph("Experiment"),
-        "requests_per_window": judged.requested.n_needed,
-    }
 
 
 def _calibration(model: WorkModel) -> dict[str, Any]:

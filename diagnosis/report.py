@@ -160,9 +160,15 @@ def _next(verdict: Mapping[str, Any]) -> str:
     if experiment is None:
         return "None is needed."
     need = experiment["requests_per_window"]
-    return str(experiment["statement"]) + (
-        f" {need:,} requests a window show a change of 20 % at power 0.9." if need else ""
+    statement = str(experiment["statement"])
+    said = (
+        statement[:1].upper()
+        + statement[1:]
+        + "."
+        + (f" {need:,} requests an arm show it at power 0.9." if need else "")
     )
+    commands = [experiment.get(name) for name in ("command", "engine_command")]
+    return "\n\n".join([said, *(f"~~~sh\n{command}\n~~~" for command in commands if command)])
 
 
 def _calibration(verdict: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """The verdict for a terminal at three in the morning: one sentence, the table, the evidence, what it is not, what to do.
 
-Invariant: no line is wider than the terminal (80 columns where nobody says), but for SQL, which stays on one line so that it
+Invariant: no line is wider than the terminal (80 columns where nobody says), but for SQL and commands, which stay on one line so that they
 can be copied, and names from outside.
 """
 
@@ -62,6 +62,10 @@ class _Page:
 
     def wrap(self, text: str, indent: int = 0, first: int = 0) -> str:
         return wrapped(text, self.width, " " * first, " " * indent)
+
+    def command(self, words: str) -> str:
+        """A command over several lines that can be copied as they are: a shell reads on after a backslash."""
+        return wrapped(words, self.width - 2, " " * 4, " " * 6).replace("\n", " \\\n")
 
 
 def _about(page: _Page, verdict: Mapping[str, Any]) -> str:
@@ -190,8 +194,13 @@ def _next(page: _Page, verdict: Mapping[str, Any]) -> str:
     goal = " from ".join(experiment["separates"]) if len(experiment["separates"]) > 1 else experiment["separates"][0]
     verb = "separates" if len(experiment["separates"]) > 1 else "would confirm"
     need = experiment["requests_per_window"]
-    size = f" ({need:,} requests a window show a change of 20 % at power 0.9)" if need else ""
-    return page.wrap(f"Next experiment, which {verb} {goal}: {experiment['statement']}{size}")
+    size = f" ({need:,} requests an arm show it at power 0.9)" if need else ""
+    lines = [page.wrap(f"Next experiment, which {verb} {goal}: {experiment['statement']}{size}")]
+    if experiment.get("command"):
+        lines.append(page.command(experiment["command"]))
+    if experiment.get("engine_command"):
+        lines += ["  or on the engine itself:", page.command(experiment["engine_command"])]
+    return "\n".join(lines)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:

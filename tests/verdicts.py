@@ -223,8 +223,13 @@ def verdict(**known: Any) -> Verdict:
         "notes": ["both windows were given", "suspect: 30 of 1,180 requests ended without a first token"],
         "next_experiment": {
             "separates": ["premature_eviction", "slow_steps"],
-            "statement": "Replay the trace with more blocks.",
+            "experiment": "more_blocks",
+            "statement": "replay the trace with more blocks; if it is slow_steps, it stays",
+            "command": "kvscope experiment run --rate 4 --arm control:num_blocks=100 --arm more:num_blocks=150",
+            "engine_command": "kvscope experiment run --rate 4 --endpoint http://127.0.0.1:8000 --arm control: --arm more:note=x",
+            "reads_store": False,
             "requests_per_window": 1234,
+            "minutes": 2.0,
         },
         "calibration": {"prefill_s_per_token": 0.0002, "slow_factor": 1.02, "compared": 500, "source": "steps"},
     }

@@ -140,10 +140,25 @@ def verdict_of(asked: Question) -> dict[str, Any]:
             raise UsageError(
                 "--bundle copies rows out of the store: give --store, not --url (stop the collector meanwhile)"
             )
-        return _from_store(asked).to_dict()
+        return _runnable(_from_store(asked).to_dict(), asked)
     return ask(
-        asked.store, asked.url, asked.token, lambda: _from_store(asked).to_dict(), lambda c: _from_collector(c, asked)
+        asked.store,
+        asked.url,
+        asked.token,
+        lambda: _runnable(_from_store(asked).to_dict(), asked),
+        lambda c: _from_collector(c, asked),
     )
+
+
+def _runnable(document: dict[str, Any], asked: Question) -> dict[str, Any]:
+    """The document whose next command reads the store that was asked, and not the one that would be taken unasked."""
+    from shlex import quote
+
+    experiment = document["next_experiment"]
+    if experiment is None or not experiment["reads_store"] or asked.store == DEFAULT_STORE:
+        return document
+    command = f"{experiment['command']} --store {quote(asked.store)}"
+    return {**document, "next_experiment": {**experiment, "command": command}}
 
 
 def _writable(path: Path, what: str) -> None:

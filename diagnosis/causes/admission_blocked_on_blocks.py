@@ -9,6 +9,8 @@ from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, num_lost_
 from diagnosis.sampled import count_words
 from diagnosis.wording import number, percent, seconds
 
+BY_GEOMETRY, BY_TRACES = 0.78, 0.6
+"""What it is worth where no scheduler says what requests wait for: the pool and what was wanted of it, or traces of shortage alone."""
 WAITED_S = 0.001
 """Waits shorter than this are a scheduler's own pace."""
 
@@ -114,5 +116,5 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
         evidence,
         subject=case.worker_subject("admission_blocked_on_blocks"),
         interval_s=case.when("admission_blocked_on_blocks"),
-        strength=1.0 if told or geometry else 0.8,
+        strength=1.0 if told else BY_GEOMETRY if geometry else BY_TRACES,
     )

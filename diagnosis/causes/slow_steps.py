@@ -10,6 +10,10 @@ from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
 
 
+BY_GAPS, BY_MEANS, BY_FLEET = 0.9, 0.6, 0.45
+"""What equal concurrency is worth where no step tells the batch; the last is a guess, and confidence in it is low."""
+
+
 @cause("slow_steps", needs=("request.token_ns|step|request.decode_s",), rows=("slow_steps",))
 def slow_steps(case: Case) -> Claim | Excluded | None:
     """The same work took longer per step: the machine or the code below the scheduler got slower.
@@ -66,8 +70,19 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
         evidence,
         case.worker_subject("slow_steps"),
         None if spell is None else (spell.start_s, spell.end_s),
-        1.0 if model.source in ("steps", "token gaps") else 0.8,
+        _strength(case),
     )
+
+
+def _strength(case: Case) -> float:
+    """What the comparison is worth: the steps themselves, gaps at equal concurrency of a worker, means of requests, or gaps of who
+    knows no worker: requests that share one with many and with few are then taken for alike."""
+    names = (*case.base.requests.worker_names, *case.suspect.requests.worker_names)
+    if case.model.source == "steps":
+        return 1.0
+    if None in names:
+        return BY_FLEET
+    return BY_GAPS if case.model.source == "token gaps" else BY_MEANS
 
 
 def _median_gap(facts: Facts) -> float | None:
