@@ -117,7 +117,7 @@ def _load(
         facts_lineage = None
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
-    routed = routing(store, window, requests, block_size(workers), has_steps=steps is not None)
+    routed = routing(store, window, requests, steps, block_size(workers))
     moves = handovers(store, window, requests, steps, block_size(workers))
     requests = requests if moves is None else with_legs(requests, moves)
     requests = estimate_computed(requests, samples, workers)

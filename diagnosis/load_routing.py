@@ -6,6 +6,8 @@ of the interval), and never more than their decision's regret, or a straggler's 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts
+from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts, StepFacts
+from diagnosis.hotspots.detection import INTERVAL_S, pace
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.hotspots.holders import truly_matched
 from diagnosis.hotspots.judge import judged
-from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.observed import Decisions, Observed, Served, Steps
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
 from diagnosis.load_hosts import hosts, unattached
@@ -30,12 +33,18 @@ OF_THE_INDEX: Final = ("hotspot_stale_index", "hotspot_unreachable_threshold")
 
 
 def routing(
-    store: Store, window: Window, requests: RequestFacts, block_size: int | None, *, has_steps: bool
+    store: Store, window: Window, requests: RequestFacts, steps: StepFacts | None, block_size: int | None
 ) -> RoutingFacts | None:
-    """None where one worker served and no route row tells of others, or neither route rows nor steps were recorded."""
-    named = sum(name is not None for name in requests.worker_names)
-    if not _has_routes(store, window) and (named < 2 or not has_steps):
-        return None
+    """None where one worker served and no route row tells of others.
+
+    Without route rows only a straggler can be named, so the whole is judged only where some worker was slow.
+    """
+    if not _has_routes(store, window):
+        if sum(name is not None for name in requests.worker_names) < 2:
+            return None
+        quiet = _without_stragglers(window, requests, steps)
+        if quiet is not None:
+            return quiet
     try:
         seen = read(store, window)
     except BadWindow:  # longer or larger than hotspots are looked for in
@@ -76,6 +85,51 @@ def routing(
         hosts(store, window, [spot for spot in found.hotspots if spot.cause == STRAGGLER]),
         unattached(store, window, [spot for spot in found.hotspots if spot.cause == OF_THE_INDEX[0]]),
     )
+
+
+def _without_stragglers(window: Window, requests: RequestFacts, steps: StepFacts | None) -> RoutingFacts | None:
+    """The facts of a window without route rows in which no worker was slow; None where one was."""
+    names, known = requests.worker_names, len(requests)
+    worker = np.where(np.array([name is None for name in names])[requests.worker], -1, requests.worker)
+    nothing = np.full(known, np.nan)
+    served = Served(
+        [],
+        worker,
+        requests.engine_arrival_s,
+        requests.scheduled_s,
+        requests.engine_first_s,
+        requests.get("prompt_tokens"),
+        requests.get("cached_tokens"),
+        requests.get("computed_tokens"),
+        requests.get("prefill_s"),
+    )
+    grid = np.full((0, len(names)), np.nan, dtype=np.float32)
+    empty = np.zeros(0, dtype=np.int64)
+    nobody = Decisions([], nothing[:0], empty, empty, empty, empty, np.zeros(0, dtype=bool), grid, grid, grid)
+    end_s = float(np.nanmax(np.append(requests.engine_arrival_s, 0.0)))
+    workers = tuple(str(name) for name in names)
+    seen = Observed(
+        window, requests.origin_ns, end_s, workers, (), (), (), nobody, served, _steps(steps, names), False, "engine"
+    )
+    num = max(1, math.ceil(end_s / INTERVAL_S))
+    if pace(seen, num)[1].any():
+        return None
+    return RoutingFacts((), {}, {}, {}, np.zeros(known), known, len(names), num, False, frozenset())
+
+
+def _steps(steps: StepFacts | None, names: Sequence[str | None]) -> Steps | None:
+    """Steps of the workers that requests name."""
+    if steps is None:
+        return None
+    place = [names.index(name) if name in names else -1 for name in steps.worker_names]
+    worker = np.array([*place, -1], dtype=np.int64)[steps.worker]
+    kept = worker >= 0
+    if not kept.any():
+        return None
+    columns = [
+        steps.get(name)[kept] for name in ("prefill_tokens", "decode_tokens", "num_waiting_prefill", "num_running")
+    ]
+    return Steps(worker[kept], steps.at_s[kept], steps.duration_s[kept], *columns)
 
 
 def _has_routes(store: Store, window: Window) -> bool:

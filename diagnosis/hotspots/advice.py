@@ -19,9 +19,16 @@ from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
 from diagnosis.wording import seconds
 
+MEND = (
+    "Mend the load signal first: the router's counter does not move, so nothing holds it back. Count a request when it is sent and "
+    "when it ends, or poll running + waiting from the engines."
+)
+
 
 def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named: Named, subject: str) -> Advice:
     """For the decisions `rows` (the whole fleet's of the interval), of which those to `worker` are the hotspot's."""
+    if named.kind == "dead_signal" and worker is None:
+        return Advice(MEND)
     if worker is None:
         return _index(seen, rows, named)
     if named.kind == "straggler":
@@ -40,11 +47,7 @@ def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named:
             f"{seconds(recompute_s)}, and each one that waits adds {seconds(wait_each_s)}."
         )
     if named.kind == "dead_signal":
-        text = (
-            "Mend the load signal first: the router's counter does not move, so nothing holds it back. Count a request when it "
-            f"is sent and when it ends, or poll running + waiting from the engines. {even}"
-        )
-        return Advice(text.strip(), None, spill, recompute_s, wait_each_s)
+        return Advice(f"{MEND} {even}".strip(), None, spill, recompute_s, wait_each_s)
     if named.kind == "tie_breaking":
         text = f"Break ties at random or by the least load, not by the place in the list. {even}"
         return Advice(text.strip(), None, spill, recompute_s, wait_each_s)

@@ -97,7 +97,7 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     of = np.clip((decisions.at_s / INTERVAL_S).astype(np.int64), 0, num - 1)
     p_load, load, at_once = _load(of, decisions.chosen, regret, num, workers)
     harmful = _harm(of, decisions.chosen, regret, num, workers)
-    slowness, is_slow = _pace(seen, num)
+    slowness, is_slow = pace(seen, num)
     is_wrong, can_err = wrong_beliefs(seen)
     return Detected(
         edges,
@@ -213,7 +213,7 @@ def _harm(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> Flags
     return harmful.reshape(num, workers)
 
 
-def _pace(seen: Observed, num: int) -> tuple[F64, Flags]:
+def pace(seen: Observed, num: int) -> tuple[F64, Flags]:
     """(slowness [num, K], slow [num, K]) by steps, else by the requests' own prefills."""
     nothing = np.full((num, seen.num_workers), np.nan), np.zeros((num, seen.num_workers), dtype=np.bool_)
     if seen.num_workers < 2:

@@ -15,7 +15,7 @@ from diagnosis.hotspots import evidence as proof
 from diagnosis.hotspots.advice import advise
 from diagnosis.hotspots.detection import FALSE_ALARMS, INTERVAL_S, LONG, Detected, Flags, detect
 from diagnosis.hotspots.finding import Evidence, Hotspot, Hotspots
-from diagnosis.hotspots.kinds import Named, chances, ignored, name_load
+from diagnosis.hotspots.kinds import Named, chances, dead, ignored, name_load
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
@@ -66,6 +66,18 @@ def _rank(spot: Hotspot) -> tuple[float, int]:
 
 
 def _all(seen: Observed, regret: Regret, detected: Detected) -> Iterator[Hotspot]:
+    spots = list(_at_workers(seen, regret, detected))
+    yield from spots
+    if not any(spot.kind == "dead_signal" for spot in spots):
+        for first, last in _runs(dead(seen, regret, detected)):
+            yield _dead(seen, regret, detected, first, last)
+    for first, last in _runs(detected.wrong):
+        yield _stale(seen, regret, detected, first, last)
+    for first, last in _runs(ignored(seen, regret, detected)):
+        yield _unreachable(seen, regret, detected, first, last)
+
+
+def _at_workers(seen: Observed, regret: Regret, detected: Detected) -> Iterator[Hotspot]:
     for worker in range(seen.num_workers):
         for first, last in _runs(detected.slow[:, worker]):
             slowness = detected.slowness[first : last + 1, worker]
@@ -74,10 +86,6 @@ def _all(seen: Observed, regret: Regret, detected: Detected) -> Iterator[Hotspot
         for first, last in _runs(detected.load[:, worker]):
             rows = _rows(detected, first, last)
             yield _at_worker(seen, regret, detected, worker, first, last, name_load(seen, regret, rows, worker))
-    for first, last in _runs(detected.wrong):
-        yield _stale(seen, regret, detected, first, last)
-    for first, last in _runs(ignored(seen, regret, detected)):
-        yield _unreachable(seen, regret, detected, first, last)
 
 
 def _runs(flags: Flags) -> Iterator[tuple[int, int]]:
@@ -166,6 +174,32 @@ def _reason(seen: Observed, named: Named) -> str:
             f"the router keeps {named.key_kind} {proof.key_name(seen, named)} there, which is too much for one worker"
         )
     return "it gets more than its share, and the reason cannot be told"
+
+
+def _dead(seen: Observed, regret: Regret, detected: Detected, first: int, last: int) -> Hotspot:
+    """The load signal is dead, and no worker stands out for it."""
+    rows = _rows(detected, first, last)
+    start_ns, end_ns, found_ns = _instants(seen, detected, first, last)
+    waiting = np.nan_to_num(regret.waiting[rows])
+    load = seen.decisions.load[rows]
+    named = Named("dead_signal", {"load": float(load[np.isfinite(load)][0]), "max_waiting": float(waiting.max())})
+    return Hotspot(
+        "dead_signal",
+        "hotspot_dead_signal",
+        {"kind": "fleet", "id": None},
+        {"start_ns": start_ns, "end_ns": end_ns},
+        found_ns,
+        *_lost(regret, rows),
+        len(rows),
+        f"the router's load signal is dead: {_reason(seen, named)}, and no single worker stands out",
+        None,
+        tuple(
+            fact
+            for fact in (proof.of_kind(seen, named, rows, 0, start_ns, end_ns), proof.lost_by(seen, regret, rows))
+            if fact is not None
+        ),
+        advise(seen, regret, rows, None, named, "the fleet"),
+    )
 
 
 def _stale(seen: Observed, regret: Regret, detected: Detected, first: int, last: int) -> Hotspot:

@@ -9,6 +9,7 @@
     None                   too much goes there, and why cannot be seen
 
 Each rule needs MIN_CHOICES decisions. Their order is that of this list: a counter that is dead makes ties, ties make affinity.
+A dead signal that sends too much to several workers at once leaves none that stands out; then it is the fleet's (`dead`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from diagnosis.hotspots.regret import Regret
 
 KINDS: Final = ("straggler", "dead_signal", "tie_breaking", "affinity", "stale_index", "unreachable_threshold")
 MIN_CHOICES = 10
+LOOK_AT_NOTHING: Final = frozenset(("round_robin", "random"))
+"""Policies that read no load: a constant one costs them nothing."""
 SAME_PLACE_P = 0.001
 """Chance that ties broken at random would all have fallen so, below which they were not."""
 KEY_STAYS = 0.9
@@ -70,6 +73,22 @@ def _dead(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | Non
     if float(np.ptp(told)) > 0.0 or real.max() < 1 or float((real.max(axis=1) > 0).sum()) < MIN_CHOICES:
         return None
     return Named("dead_signal", {"load": float(told[0]), "max_waiting": float(real.max())})
+
+
+def dead(seen: Observed, regret: Regret, detected: Detected) -> Flags:
+    """[I] intervals in which every load that the router read was one constant, while requests queued and that cost."""
+    none = np.zeros(detected.num, dtype=np.bool_)
+    if not seen.has_routes or set(seen.policies) <= LOOK_AT_NOTHING:
+        return none
+    load, num, of = seen.decisions.load, detected.num, detected.of
+    told = np.isfinite(load).all(axis=1)
+    if not told.any() or float(np.ptp(load[told])) > 0.0:
+        return none
+    queued = told & (np.nan_to_num(regret.waiting).max(axis=1) > 0) & np.isfinite(regret.seconds)
+    best, rows = np.maximum(regret.best, 0), np.arange(len(of))
+    lost = np.bincount(of[queued], regret.seconds[queued], num)
+    cost = np.bincount(of[queued], (regret.wait_s + regret.compute_s)[rows, best][queued], num)
+    return (np.bincount(of[queued], minlength=num) >= MIN_CHOICES) & (lost >= MIN_HARM * cost) & (lost > 0)
 
 
 def _tied(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:

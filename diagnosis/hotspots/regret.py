@@ -57,7 +57,7 @@ def regret_of(seen: Observed) -> Regret:
     num, everyone = len(decisions), np.arange(len(decisions))
     token_s = seconds_a_token(seen)
     waiting, pending, ahead_tokens = _queues(seen)
-    wait_s = ahead_tokens * token_s
+    wait_s = ahead_tokens * token_s[:, None]
     known = decisions.request >= 0
     row = np.maximum(decisions.request, 0)
 
@@ -65,17 +65,21 @@ def regret_of(seen: Observed) -> Regret:
         return np.where(known, values[row], np.nan) if len(served) else np.full(num, np.nan)
 
     prompt, computed = of(served.prompt_tokens), of(served.computed_tokens)
-    # fmax: where no match is told, none is counted
-    to_compute = np.maximum(prompt[:, None] - np.fmax(decisions.matched, 0.0), 0.0)
+    # a row a worker: so all that follows goes through memory in its order. fmax: where no match is told, none is counted
+    matched = np.fmax(np.ascontiguousarray(decisions.matched.T), np.float32(0.0))
+    to_compute = np.maximum(prompt - matched, 0.0)
     found = np.isfinite(computed)
-    to_compute[everyone[found], decisions.chosen[found]] = computed[found]
-    compute_s = to_compute * token_s
+    to_compute[decisions.chosen[found], everyone[found]] = computed[found]
+    compute_s = np.multiply(to_compute, token_s[:, None], out=to_compute)
     cost = wait_s + compute_s
-    own = cost[everyone, decisions.chosen]
-    has_any = np.isfinite(cost).any(axis=1)
-    best = np.where(has_any, np.argmin(np.where(np.isfinite(cost), cost, np.inf), axis=1), -1)
-    seconds = np.where(has_any, own - cost[everyone, np.maximum(best, 0)], np.nan)
-    return Regret(seconds, best, ahead_tokens, wait_s, compute_s, token_s, computed, waiting, pending)
+    own = cost[decisions.chosen, everyone]
+    np.copyto(cost, np.inf, where=np.isnan(cost))
+    cheapest = np.argmin(cost, axis=0) if seen.num_workers else np.zeros(num, dtype=np.int64)
+    least = cost[cheapest, everyone]
+    has_any = np.isfinite(least)
+    best = np.where(has_any, cheapest, -1)
+    seconds = np.where(has_any, own - np.where(has_any, least, 0.0), np.nan)
+    return Regret(seconds, best, ahead_tokens.T, wait_s.T, compute_s.T, token_s, computed, waiting.T, pending.T)
 
 
 def seconds_a_token(seen: Observed) -> F64:
@@ -102,7 +106,7 @@ def _slopes(worker: I64, tokens: F64, seconds: F64, num: int) -> F64:
 
 
 def _queues(seen: Observed) -> tuple[F64, F64, F64]:
-    """([N, K] requests that waited, these and those under computation, tokens before a new one) at each decision's instant."""
+    """([K, N] requests that waited, these and those under computation, tokens before a new one) at each decision's instant."""
     served, steps, at, num = seen.served, seen.steps, seen.decisions.at_s, seen.num_workers
     told = (served.worker >= 0) & np.isfinite(served.first_scheduled_s) & np.isfinite(served.computed_tokens)
     by_rows = _Rows(served, told, at, num)
@@ -122,7 +126,7 @@ def _queues(seen: Observed) -> tuple[F64, F64, F64]:
     silent = ~tells if steps is None else np.zeros(num, dtype=np.bool_)
     for levels in (waiting, pending, ahead):
         levels[silent] = np.nan
-    return waiting.T, pending.T, ahead.T
+    return waiting, pending, ahead
 
 
 class _Rows:
