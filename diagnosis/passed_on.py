@@ -17,9 +17,19 @@ from diagnosis.rows import HOTSPOTS, OVERHEADS, PASSED_ON
 from diagnosis.traffic import ROWS as TRAFFIC
 
 FILLS_STEPS = frozenset(
-    (*PASSED_ON, *OVERHEADS, *HOTSPOTS, *TRAFFIC, "slow_steps", "admission_blocked_on_blocks", "reuse_lost")
+    (
+        *PASSED_ON,
+        *OVERHEADS,
+        *HOTSPOTS,
+        *TRAFFIC,
+        "slow_steps",
+        "admission_blocked_on_blocks",
+        "reuse_lost",
+        "client_retries",
+    )
 )
-"""Rows whose seconds keep others waiting: work in the steps, slower steps, more work a request, blocks that are held."""
+"""Rows whose seconds keep others waiting: work in the steps, slower steps, more work a request, blocks that are held,
+requests that are asked again."""
 QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode_bandwidth")
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 OWN_WORK = "own_prefill"

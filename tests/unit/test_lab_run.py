@@ -266,7 +266,7 @@ def test_a_quiet_run_in_the_setting_of_a_fault_has_nothing_wrong() -> None:
         == small("preemption_recompute").truth["settings"]["engine.max_num_seqs"]
     )
     assert (
-        run.truth["settings"]["traffic.rate"] == small("preemption_recompute").truth["settings"]["traffic.rate"] == 16.0
+        run.truth["settings"]["traffic.rate"] == small("preemption_recompute").truth["settings"]["traffic.rate"] == 20.0
     )
     assert set(run.truth["changed"]) <= {"traffic.seed"}
 

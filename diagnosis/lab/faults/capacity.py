@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnosis.lab.fault import Expected, Fault, Severity
-from diagnosis.lab.scene import Scene, with_engine, with_fleet, with_scheduler, with_traffic
+from diagnosis.lab.scene import Scene, at_rate, with_engine, with_fleet, with_scheduler, with_traffic
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 
@@ -29,9 +29,9 @@ def _squeeze(scene: Scene, severity: float) -> Scene:
 
 
 def _long_answers(scene: Scene, severity: float) -> Scene:
-    return with_traffic(
-        scene, output_tokens=Lengths(128, 512), rate=16.0, num_requests=scene.traffic.num_requests * 3 // 5
-    )
+    """Short prompts are let in, and their long answers outgrow the pool."""
+    short = with_traffic(scene, own_tokens=Lengths(32, 128), shared_tokens=128, output_tokens=Lengths(256, 768))
+    return at_rate(short, 20.0)
 
 
 def _storm(scene: Scene, severity: float) -> Scene:
@@ -93,10 +93,11 @@ FAULTS = (
         "preemption_recompute",
         "capacity",
         "Long answers outgrow the pool: running requests are preempted (preemption storm)",
-        Severity(1700, 1400, 1200, "KV blocks of each worker"),
+        Severity(720, 700, 685, "KV blocks of each worker"),
         Expected(("preemption_recompute",), ("admission_blocked_on_blocks", "premature_eviction"), NOT_THE_LOAD),
         _storm,
         _long_answers,
+        metric="e2e",
     ),
     Fault(
         "premature_eviction",
