@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from diagnosis import calibration
 from diagnosis.cause import Cause, Claim, Evidence
 from diagnosis.checks.check import Check
 from diagnosis.judged import Judged
@@ -101,15 +102,23 @@ def test_the_mean_is_what_counts_where_it_carries_the_verdict() -> None:
     assert named[0].mean_s == pytest.approx(0.09)
 
 
-def test_confidence_is_support_times_strength_times_quality() -> None:
+def test_confidence_is_read_off_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of causes with certainty 1 the lab found 90 % right, of such with 0.5 40 %: that is what is stated, and the word follows."""
+    told = {"thresholds": {}, "confidence": {"certainty": [0.0, 0.5, 1.0], "right": [0.0, 0.4, 0.9]}}
+    monkeypatch.setattr(calibration, "measured", lambda: told)
+    rows = {"slow_steps": (0.05, 0.17), "cold_start": (0.05, 0.03)}
+    named, _ = ranked(rows, [(cause("slow_steps"), claim()), (cause("cold_start"), claim())], spread=0.025)
+    assert [(c.certainty, c.confidence, c.confidence_word) for c in named] == [(1.0, 0.9, "high"), (0.5, 0.4, "low")]
+
+
+def test_certainty_is_support_times_strength_times_quality() -> None:
     """First in every replicate (1.0), strength 0.8, one warning (0.95) among contradictions (0.7): 0.56, medium."""
     rows = {"slow_steps": (0.1, 0.2)}
     checks = [Check("a", "warning", ""), Check("b", "contradiction", ""), Check("c", "ok", "")]
     named, _ = ranked(rows, [(cause("slow_steps"), claim(strength=0.8))], checks=checks)
-    assert named[0].confidence == pytest.approx(0.56)
-    assert named[0].confidence_word == "medium"
+    assert named[0].certainty == pytest.approx(0.56)
     clean, _ = ranked(rows, [(cause("slow_steps"), claim())])
-    assert (clean[0].confidence, clean[0].confidence_word) == (1.0, "high")
+    assert clean[0].certainty == 1.0
 
 
 def test_support_is_the_share_of_replicates_in_which_it_comes_first() -> None:
@@ -117,21 +126,21 @@ def test_support_is_the_share_of_replicates_in_which_it_comes_first() -> None:
     Where the second is material in every replicate its support is 1 too."""
     rows = {"slow_steps": (0.05, 0.11), "cold_start": (0.05, 0.09)}
     named, _ = ranked(rows, [(cause("slow_steps"), claim()), (cause("cold_start"), claim())], spread=0.04)
-    assert [c.confidence for c in named] == [1.0, 1.0]
+    assert [c.certainty for c in named] == [1.0, 1.0]
 
 
 def test_support_falls_where_replicates_disagree() -> None:
     """A cause of 30 ms among 200: in every second replicate all rows lose 25 ms, and 5 of 125 ms are not material."""
     rows = {"slow_steps": (0.05, 0.17), "cold_start": (0.05, 0.03)}
     named, _ = ranked(rows, [(cause("slow_steps"), claim()), (cause("cold_start"), claim())], spread=0.025)
-    assert [(c.cause, c.confidence) for c in named] == [("slow_steps", 1.0), ("cold_start", 0.5)]
+    assert [(c.cause, c.certainty) for c in named] == [("slow_steps", 1.0), ("cold_start", 0.5)]
 
 
 def test_dependence_counts_against_a_share() -> None:
     """The rows say 40 of 40 ms, but 360 ms more are dependence: in no replicate is the cause material."""
     rows = {"slow_steps": (0.05, 0.04), "other": (0.0, 0.0)}
     named, excluded = ranked(rows, [(cause("slow_steps"), claim())], dependence=0.36)
-    assert named[0].confidence == 1.0, "40 of 400 ms are 10 %, just material"
+    assert named[0].certainty == 1.0, "40 of 400 ms are 10 %, just material"
     named, excluded = ranked(rows, [(cause("slow_steps"), claim())], dependence=0.37)
     assert named == []
     assert "slow_steps" in excluded
@@ -186,7 +195,7 @@ def test_the_traffic_is_measured_against_the_raw_change() -> None:
     named, _ = ranked(rows, [(cause("slow_steps"), claim()), (cause("length_shift"), claim())], made=made)
     assert [c.cause for c in named] == ["length_shift", "slow_steps"]
     assert [c.share_p99 for c in named] == pytest.approx([0.75, 0.25])
-    assert [c.confidence for c in named] == pytest.approx([0.998, 1.0])
+    assert [c.certainty for c in named] == pytest.approx([0.998, 1.0])
 
 
 def test_an_interval_in_time_is_told_in_ns() -> None:
