@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from alerts.matchers import fingerprint
 from store.interface import Window
 
+RUNBOOKS = "/api/v1/runbooks/"
+"""Where the collector serves runbooks by name; a condition names its own in the annotation `runbook_url`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:

@@ -60,7 +60,7 @@ class Courier:
     ) -> None:
         self._book, self._patience = book, patience
         self._receivers: Mapping[str, Receiver] = {receiver.name: receiver for receiver in receivers}
-        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._contexts: dict[str, ssl.SSLContext | None] = {}
         self._on_end, self._clock, self._jitter, self._resolve = on_end, clock, jitter, resolve
         self._woken, self._stopping, self._lock = Event(), Event(), Lock()
         self._thread: Thread | None = None
@@ -123,26 +123,7 @@ class Courier:
         receiver = self._receivers.get(name)
         if receiver is None:
             raise AlertMisuse(f"there is no receiver {name!r} any more; replay it once there is, or drop it")
-        body = delivery.body.encode()
-        sent = {
-            "Content-Type": delivery.content_type,
-            "User-Agent": _USER_AGENT,
-            "Kvscope-Delivery": delivery.delivery_id,
-            "Kvscope-Attempt": str(delivery.attempts + 1),
-        }
-        if receiver.secret is not None:
-            sent |= signed(receiver.secret, delivery.delivery_id, self._clock() // NS, body)
-        post(
-            receiver.target,
-            body,
-            sent,
-            secret_headers={} if receiver.bearer is None else {"Authorization": f"Bearer {receiver.bearer}"},
-            allowed=receiver.networks,
-            timeout_s=receiver.timeout_s,
-            context=self._context(receiver),
-            resolve=self._resolve,
-            now_s=lambda: self._clock() / NS,
-        )
+        send(receiver, delivery, self._clock(), context=self._context(receiver), resolve=self._resolve)
 
     def _failed(self, tried: Delivery, error: AlertError) -> Delivery:
         """Again later, or dead: where trying again has no sense, or it was tried for long enough."""
@@ -156,10 +137,8 @@ class Courier:
         return replace(tried, next_ns=now_ns + round(wait_s * NS), message=error.message)
 
     def _context(self, receiver: Receiver) -> ssl.SSLContext | None:
-        if not receiver.target.startswith("https"):
-            return None
         if receiver.name not in self._contexts:
-            self._contexts[receiver.name] = ssl.create_default_context(cafile=receiver.ca_file)
+            self._contexts[receiver.name] = trust(receiver)
         return self._contexts[receiver.name]
 
     def _run(self) -> None:
@@ -172,6 +151,42 @@ class Courier:
                 wait_s = self._patience.first_s
             self._woken.wait(wait_s)
             self._woken.clear()
+
+
+def send(
+    receiver: Receiver,
+    delivery: Delivery,
+    now_ns: int,
+    *,
+    context: ssl.SSLContext | None = None,
+    resolve: Resolve | None = None,
+) -> None:
+    """One attempt. Raises AddressRefused, DeliveryFailed."""
+    body = delivery.body.encode()
+    sent = {
+        "Content-Type": delivery.content_type,
+        "User-Agent": _USER_AGENT,
+        "Kvscope-Delivery": delivery.delivery_id,
+        "Kvscope-Attempt": str(delivery.attempts + 1),
+    }
+    if receiver.secret is not None:
+        sent |= signed(receiver.secret, delivery.delivery_id, now_ns // NS, body)
+    post(
+        receiver.target,
+        body,
+        sent,
+        secret_headers={} if receiver.bearer is None else {"Authorization": f"Bearer {receiver.bearer}"},
+        allowed=receiver.networks,
+        timeout_s=receiver.timeout_s,
+        context=context or trust(receiver),
+        resolve=resolve,
+        now_s=lambda: now_ns / NS,
+    )
+
+
+def trust(receiver: Receiver) -> ssl.SSLContext | None:
+    """What certificates are verified against; None where there is no TLS."""
+    return ssl.create_default_context(cafile=receiver.ca_file) if receiver.target.startswith("https") else None
 
 
 def backoff_s(patience: Patience, attempts: int, jitter: float) -> float:

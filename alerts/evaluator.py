@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alerts.condition import Check, Look, text_of
+from alerts.condition import RUNBOOKS, Check, Look, text_of
 from alerts.lifecycle import Pace, carried_on, claim, confirmed, confirming_window
 from engine_probe.errors import KvscopeError
 from store.alert_book import AlertBook
@@ -94,7 +94,7 @@ class Evaluator:
         for found in new:
             made = claim(found, window, look.baseline, last.get(found.fingerprint), now_ns)
             if made is not None:
-                yield replace(made, annotations={**made.annotations, "window": text_of(window)})
+                yield replace(made, annotations={**self._linked(made.annotations), "window": text_of(window)})
 
     def _confirmations(self, check: Check, pending: list[Alert], end_ns: int, now_ns: int) -> list[Alert]:
         """Each pending alert whose confirming window is long enough; alerts of one claim share a look."""
@@ -131,7 +131,7 @@ class Evaluator:
                 looks.append(again[alert.baseline])
             after = carried_on(alert, looks, window, self._rhythm.pace, now_ns)
             if after is not alert:
-                changed.append(after)
+                changed.append(replace(after, annotations=self._linked(after.annotations)))
         return changed
 
     def _reported(self, check: Check, alert: Alert, claimed: Alert, finding: str | None) -> Alert:
@@ -141,7 +141,14 @@ class Evaluator:
         told = {"window": whole, "report": self._base_url + check.report(whole, alert.baseline)}
         if finding is not None:
             told["finding"] = finding
-        return replace(alert, annotations={**alert.annotations, **told})
+        return replace(alert, annotations={**self._linked(alert.annotations), **told})
+
+    def _linked(self, annotations: Mapping[str, str]) -> dict[str, str]:
+        """With the URL of the runbook that a check names."""
+        name = annotations.get("runbook_url", "")
+        return dict(annotations) | (
+            {"runbook_url": self._base_url + RUNBOOKS + name} if name and "/" not in name else {}
+        )
 
     def _look(self, check: Check, window: Window, baseline: str | None) -> Look:
         started = time.perf_counter()

@@ -18,12 +18,13 @@ from store.alert_rows import Alert, Silence
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """`why` in words, for people who ask why they were not told."""
+    """`why` in words, for people who ask why they were not told; by_labels: Alertmanager, which sees labels alone, can apply it."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     equal: tuple[str, ...]
     why: str
+    by_labels: bool = True
 
 
 INHIBITIONS: Final = (
@@ -38,6 +39,7 @@ INHIBITIONS: Final = (
         ('role="symptom"',),
         ("metric",),
         "the cause that owns most of this change is told already",
+        by_labels=False,
     ),
     Inhibition(
         ('role="hotspot"',),
@@ -48,7 +50,7 @@ INHIBITIONS: Final = (
     Inhibition(
         ('severity="critical"',),
         ('severity="warning"',),
-        ("alertname", "slo", "metric", "cause", "worker", "model", "source"),
+        ("alertname", "slo", "metric", "cause", "worker", "model", "source", "check", "receiver"),
         "the same is told as critical already",
     ),
 )

@@ -40,6 +40,10 @@ class CollectorClient:
         asked = {name: value for name, value in params.items() if value is not None}
         return self._json(self._send("GET", path, params=asked))
 
+    def delete(self, path: str) -> Any:
+        """The JSON answer to a DELETE. Raises as `get` does."""
+        return self._json(self._send("DELETE", path))
+
     def post(self, path: str, document: Mapping[str, Any], accept: str) -> bytes:
         """The answer to a JSON document in the media type `accept`. Raises as `get` does."""
         return self._bytes(

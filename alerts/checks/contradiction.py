@@ -61,6 +61,6 @@ def _condition(check: str, statement: str, start_ns: int) -> Condition:
         "summary": f"telemetry contradicts itself ({check})",
         "description": statement,
         "remedy": "do not believe either number before this is settled: verdicts of these minutes have less confidence",
-        "runbook": "docs/diagnosis.md",
+        "runbook_url": CONTRADICTION,
     }
     return Condition(labels, annotations, start_ns)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from alerts.condition import Condition, Look
+from diagnosis.cause import all_causes
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.hotspots.judge import hotspots
 from diagnosis.wording import seconds
@@ -58,6 +59,6 @@ def _condition(spot: Hotspot) -> Condition:
         "summary": f"{spot.statement}{lost}",
         "description": "; ".join(fact.statement for fact in spot.evidence[:4]),
         "remedy": spot.advice.text,
-        "runbook": "docs/hotspots.md",
+        "runbook_url": spot.cause if spot.cause is not None and spot.cause in all_causes() else HOTSPOT,
     }
     return Condition(labels, annotations, spot.interval["start_ns"])

@@ -100,7 +100,7 @@ class LatencyCheck:
         annotations = {
             "summary": f"{metric_name(self.metric)} got worse",
             "description": verdict["verdict"],
-            "runbook": "docs/diagnosis.md",
+            "runbook_url": SYMPTOM,
         }
         assert window.start_ns is not None
         return Condition(labels, annotations, window.start_ns, moving=("severity", "worker"))
@@ -125,7 +125,7 @@ class LatencyCheck:
             "evidence": "; ".join(item["statement"] for item in cause["evidence"][:3]),
             "remedy": "; ".join(cause["remedy"]),
             "explains": "most" if share is not None and share >= MOST else "part",
-            "runbook": f"docs/causes.md#{cause['cause']}" if cause["cause"] in all_causes() else "docs/causes.md",
+            "runbook_url": cause["cause"] if cause["cause"] in all_causes() else CAUSE,
         }
         interval = cause["interval"]
         assert window.start_ns is not None

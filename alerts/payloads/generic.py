@@ -10,31 +10,10 @@ from functools import lru_cache
 import jinja2
 import jinja2.sandbox
 
+from alerts.example import EXAMPLE
 from alerts.notify import Message
 from alerts.payloads.alertmanager import document
 from engine_probe.errors import AlertMisuse
-from store.alert_rows import Alert
-
-_EXAMPLE = Message(
-    "msg_example",
-    "example",
-    "{}",
-    {"alertname": "Example"},
-    (
-        Alert(
-            "example",
-            "0" * 16,
-            "evaluator",
-            "firing",
-            {"alertname": "Example", "severity": "warning"},
-            {"summary": "an example", "description": "", "report": "http://127.0.0.1:8321/"},
-            starts_ns=1_700_000_000_000_000_000,
-            claimed_until_ns=0,
-            last_seen_ns=0,
-            updated_ns=0,
-        ),
-    ),
-)
 
 
 def render(name: str, template: str, message: Message, base_url: str) -> str:
@@ -47,7 +26,7 @@ def render(name: str, template: str, message: Message, base_url: str) -> str:
 
 def check_template(name: str, template: str) -> None:
     """Try it on an example. Raises AlertMisuse."""
-    render(name, template, _EXAMPLE, "http://127.0.0.1:8321")
+    render(name, template, EXAMPLE, "http://127.0.0.1:8321")
 
 
 @lru_cache(maxsize=32)

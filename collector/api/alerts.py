@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-import uuid
-from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from alerts.matchers import parse_matchers
-from alerts.muting import muting
 from collector import problems
+from collector.alert_answers import alert_rows, delivery_rows, end_silence, replay, silence, silence_rows
 from collector.alert_intake import AlertmanagerMessage, take_in
 from collector.alerting import Alerting
 from collector.api.common import READ_ERRORS, answer, json_only
@@ -29,7 +26,6 @@ from engine_probe.errors import (
     TooManyQueries,
     UnknownFormat,
 )
-from store.alert_rows import OPEN_STATES, Alert, Changes, Delivery, Silence
 
 router = APIRouter(prefix="/api/v1/alerts", tags=["alerts"])
 LONGEST_SILENCE_S = 366 * 86_400
@@ -164,7 +160,8 @@ async def get_alerts(
 ) -> Response:
     """What is wrong now, and what was; with why nobody was told where that is so."""
     services = services_of(request)
-    return answer(await services.reads.run("/api/v1/alerts", _alerts, services, state, origin, limit))
+    book = _alerting(services).book
+    return answer(await services.reads.run("/api/v1/alerts", alert_rows, book, state, origin, limit, time.time_ns()))
 
 
 @router.post(
@@ -197,8 +194,8 @@ async def post_webhook(request: Request, message: AlertmanagerMessage) -> Respon
 async def get_silences(request: Request) -> Response:
     """Those that hold now or later, the first to end first."""
     services = services_of(request)
-    found = await services.reads.run("/api/v1/alerts/silences", _alerting(services).book.silences, time.time_ns())
-    return answer({"silences": [_silence(silence) for silence in found]})
+    book = _alerting(services).book
+    return answer(await services.reads.run("/api/v1/alerts/silences", silence_rows, book, time.time_ns()))
 
 
 @router.post(
@@ -211,18 +208,17 @@ async def get_silences(request: Request) -> Response:
 async def post_silence(request: Request, new: NewSilence) -> Response:
     """Alerts that match go on and are shown; nobody is told. The end of one that was told before is told all the same."""
     services = services_of(request)
-    matchers = parse_matchers(new.matchers)
-    starts_ns = time.time_ns() if new.starts_ns is None else new.starts_ns
-    silence = Silence(
-        uuid.uuid4().hex,
-        tuple(str(matcher) for matcher in matchers),
-        starts_ns,
-        starts_ns + round(new.duration_s * 1e9),
-        new.created_by,
-        new.comment,
+    row = await services.reads.run(
+        "/api/v1/alerts/silences",
+        silence,
+        _alerting(services).book,
+        new.matchers,
+        time.time_ns() if new.starts_ns is None else new.starts_ns,
+        new.duration_s,
+        created_by=new.created_by,
+        comment=new.comment,
     )
-    await services.reads.run("/api/v1/alerts/silences", _alerting(services).book.save, Changes(silences=(silence,)))
-    return answer(_silence(silence), 201)
+    return answer(row, 201)
 
 
 @router.delete(
@@ -235,8 +231,8 @@ async def delete_silence(
 ) -> Response:
     """From now on its alerts are told again."""
     services = services_of(request)
-    ended = await services.reads.run("/api/v1/alerts/silences", _end_silence, _alerting(services), silence_id)
-    return answer(_silence(ended))
+    book = _alerting(services).book
+    return answer(await services.reads.run("/api/v1/alerts/silences", end_silence, book, silence_id, time.time_ns()))
 
 
 @router.get(
@@ -254,10 +250,7 @@ async def get_deliveries(
     """What waits, what arrived, and what could not be delivered, with the reason."""
     services = services_of(request)
     book = _alerting(services).book
-    found = await services.reads.run(
-        "/api/v1/alerts/deliveries", lambda: book.deliveries(state, limit=limit, newest_first=True)
-    )
-    return answer({"deliveries": [_delivery(delivery) for delivery in found]})
+    return answer(await services.reads.run("/api/v1/alerts/deliveries", delivery_rows, book, state, limit))
 
 
 @router.post(
@@ -270,64 +263,11 @@ async def post_replay(request: Request, which: Which) -> Response:
     """Under the same ids, so a receiver that has one of them already can tell."""
     services = services_of(request)
     alerting = _alerting(services)
-    ids = await services.reads.run("/api/v1/alerts/deliveries", replay, alerting, which.ids, which.all)
-    return answer({"replayed": ids})
-
-
-def replay(alerting: Alerting, ids: list[str], every: bool) -> list[str]:
-    """Put dead letters back into the queue, with as much time as a new message has. Raises AlertMisuse, NotFound."""
-    if bool(ids) == every:
-        raise AlertMisuse("say which dead letters: ids, or all (and not both)")
-    dead = alerting.book.deliveries("dead", ids=None if every else ids, limit=10_000)
-    if missing := sorted(set(ids) - {delivery.delivery_id for delivery in dead}):
-        raise NotFound(f"there is no dead letter {missing[0]}; GET /api/v1/alerts/deliveries?state=dead lists them")
-    now_ns = time.time_ns()
-    again = tuple(
-        replace(delivery, state="waiting", attempts=0, created_ns=now_ns, next_ns=now_ns, ended_ns=None)
-        for delivery in dead
+    ids = await services.reads.run(
+        "/api/v1/alerts/deliveries", replay, alerting.book, which.ids, every=which.all, now_ns=time.time_ns()
     )
-    alerting.book.save(Changes(deliveries=again))
     alerting.courier.wake()
-    return [delivery.delivery_id for delivery in again]
-
-
-def _alerts(services: Services, state: str, origin: str | None, limit: int) -> dict[str, Any]:
-    book = _alerting(services).book
-    states = {"all": None, "open": OPEN_STATES}.get(state, (state,))
-    found = [alert for alert in book.alerts(states) if origin is None or alert.origin == origin][:limit]
-    now_ns = time.time_ns()
-    held = {alert.alert_id: alert for alert in [*book.open_alerts(), *found]}
-    muted = muting(list(held.values()), book.silences(now_ns), now_ns)
-    return {"alerts": [_shown(alert, muted) for alert in found]}
-
-
-def _shown(alert: Alert, muted: Any) -> dict[str, Any]:
-    row = {name: value for name, value in asdict(alert).items() if name in AlertRow.model_fields}
-    why = muted[alert.alert_id]
-    silenced = "it is silenced" if why.silenced_by else None
-    return row | {
-        "silenced_by": list(why.silenced_by),
-        "inhibited_by": list(why.inhibited_by),
-        "why_muted": silenced or why.why,
-    }
-
-
-def _end_silence(alerting: Alerting, silence_id: str) -> Silence:
-    now_ns = time.time_ns()
-    found = next((s for s in alerting.book.silences(now_ns) if s.silence_id == silence_id), None)
-    if found is None:
-        raise NotFound(f"there is no silence {silence_id} that could end; GET /api/v1/alerts/silences lists them")
-    ended = replace(found, starts_ns=min(found.starts_ns, now_ns), ends_ns=now_ns)
-    alerting.book.save(Changes(silences=(ended,)))
-    return ended
-
-
-def _silence(silence: Silence) -> dict[str, Any]:
-    return {**asdict(silence), "is_active": silence.is_active(time.time_ns())}
-
-
-def _delivery(delivery: Delivery) -> dict[str, Any]:
-    return {name: value for name, value in asdict(delivery).items() if name in DeliveryRow.model_fields}
+    return answer({"replayed": ids})
 
 
 def _alerting(services: Services) -> Alerting:

@@ -36,6 +36,7 @@ DESIGNED = {
     ("delete", "/api/v1/alerts/silences/{silence_id}"),
     ("get", "/api/v1/alerts/deliveries"),
     ("post", "/api/v1/alerts/deliveries/replay"),
+    ("get", "/api/v1/runbooks/{name}"),
     ("get", "/api/v1/hotspots"),
     ("get", "/api/v1/capacity"),
     ("get", "/api/v1/reports"),

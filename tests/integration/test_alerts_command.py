@@ -1,0 +1,166 @@
+"""`kvscope alerts`: files built and checked; alerts, silences and dead letters, from the store and from a collector that holds it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alerts import files
+from store.alert_book import AlertBook
+from store.alert_rows import Alert, Changes, Delivery
+from store.open import open_store
+from tests import servers
+from tests.alert_receiver import mailbox
+from tests.conftest import Ended
+from tests.integration.collector_harness import running
+
+Kvscope = Callable[..., Ended]
+NOW = time.time_ns()
+ALERT = Alert(
+    "a1",
+    "f1",
+    "evaluator",
+    "firing",
+    {"alertname": "KvscopeHotspotFound", "role": "hotspot", "worker": "w1"},
+    {"summary": "w1 is a hotspot", "report": "http://k/report"},
+    starts_ns=NOW,
+    claimed_until_ns=NOW,
+    last_seen_ns=NOW,
+    updated_ns=NOW,
+)
+SYMPTOM = replace(
+    ALERT, alert_id="a2", fingerprint="f2", labels={"alertname": "Slow", "role": "symptom", "worker": "w1"}
+)
+DEAD = Delivery("m1", "chat", "{}", "dead", "application/json", "{}", NOW, NOW, attempts=9, message="404: gone")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with a hotspot that fires, its symptom, and a dead letter."""
+    made = tmp_path / "kvscope.duckdb"
+    with open_store(str(made)) as store:
+        AlertBook(store).save(Changes(alerts=(ALERT, SYMPTOM), deliveries=(DEAD,)))
+    return made
+
+
+def test_build_writes_what_check_finds_right(kvscope: Kvscope, tmp_path: Path) -> None:
+    """Into a folder of one's own, with links of one's own; a file that was edited is named."""
+    folder, links = tmp_path / "rules", "https://kv.example"
+    built = kvscope("alerts", "build", "--dir", folder, "--links-to", links, "--json")
+    assert built.code == 0
+    assert [Path(name).name for name in json.loads(built.out)["files"]] == list(files.render())
+    (folder / files.RULES_FILE).write_text("groups: []\n")
+    edited = kvscope("alerts", "check", "--dir", folder, "--links-to", links)
+    assert edited.code == 1
+    assert f"kvscope.rules.yml: run `kvscope alerts build --dir {folder}`" in edited.out
+
+
+@pytest.mark.server
+def test_check_and_test_prove_the_rules(kvscope: Kvscope, tmp_path: Path) -> None:
+    """promtool, and every expression on a live Prometheus; exit 0 and one document."""
+    servers.require("prometheus")
+    with servers.running_prometheus("{}\n") as url:
+        checked = kvscope("alerts", "check", "--prometheus", url, "--json")
+    document = json.loads(checked.out)
+    assert (checked.code, document["right"]) == (0, True), document
+    assert len(document["checks"]) > 30
+    tested = kvscope("alerts", "test", "--json")
+    assert (tested.code, json.loads(tested.out)["right"]) == (0, True)
+
+
+def test_without_promtool_it_is_said(kvscope: Kvscope, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Exit 3 and where it comes from; nothing passes as proved."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tested = kvscope("alerts", "test")
+    assert tested.code == 3
+    assert "promtool is not installed here" in tested.err
+
+
+def test_a_prometheus_that_does_not_answer_is_exit_3(
+    kvscope: Kvscope, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With its address."""
+    servers.require("prometheus")
+    ended = kvscope("alerts", "check", "--prometheus", f"http://127.0.0.1:{servers.free_port()}")
+    assert ended.code == 3
+    assert "no Prometheus answers" in ended.err
+
+
+def test_list_says_what_fires_and_why_nobody_is_told(kvscope: Kvscope, path: Path) -> None:
+    """Exit 1: a finding. The symptom is muted by the hotspot."""
+    told = kvscope("alerts", "list", "--store", path)
+    assert told.code == 1
+    assert "w1 is a hotspot, since" in told.out
+    assert "nobody is told: the hotspot at this worker is told already" in told.out
+    document = json.loads(kvscope("alerts", "list", "--store", path, "--json").out)
+    assert {alert["alert_id"]: alert["inhibited_by"] for alert in document["alerts"]} == {"a1": [], "a2": ["a1"]}
+    assert kvscope("alerts", "list", "--store", path, "--state", "resolved").out == "no alerts\n"
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["store", "collector"])
+def test_silence_and_replay_do_the_same_from_the_store_and_through_a_collector(
+    kvscope: Kvscope, path: Path, served: bool
+) -> None:
+    """A silence is made, shown and ended; dead letters are listed, and go out again under their ids."""
+
+    def story(*where: str) -> None:
+        made = json.loads(
+            kvscope("alerts", "silence", 'worker="w1"', "--for", "1h", "--by", "ann", *where, "--json").out
+        )
+        assert made["matchers"] == ['worker="w1"']
+        assert made["ends_ns"] - made["starts_ns"] == 3_600_000_000_000
+        shown = kvscope("alerts", "list", "--silences", *where)
+        assert made["silence_id"] in shown.out
+        muted = json.loads(kvscope("alerts", "list", *where, "--json").out)["alerts"]
+        assert all(alert["silenced_by"] == [made["silence_id"]] for alert in muted)
+        assert kvscope("alerts", "silence", "--end", made["silence_id"], *where).code == 0
+        assert kvscope("alerts", "list", "--silences", *where).out == "no silences\n"
+        assert kvscope("alerts", "silence", "--end", "nothing", *where).code == 2
+        dead = kvscope("alerts", "list", "--deliveries", "dead", *where)
+        assert "m1  chat  attempts 9  404: gone" in dead.out
+        again: Any = json.loads(kvscope("alerts", "replay", "--all", *where, "--json").out)
+        assert again == {"replayed": ["m1"]}
+        missing = kvscope("alerts", "replay", "m9", *where)
+        assert (missing.code, "no dead letter m9" in missing.err) == (2, True)
+
+    if served:
+        with running(path, alerts={"enabled": False}) as collector:
+            story("--url", collector.url)
+    else:
+        story("--store", str(path))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["silence"],
+        ["silence", "worker"],
+        ["silence", "a=b", "--end", "x"],
+        ["silence", "a=b", "--for", "soon"],
+        ["replay"],
+        ["replay", "m1", "--all"],
+    ],
+)
+def test_words_that_make_no_sense_are_misuse(kvscope: Kvscope, path: Path, words: list[str]) -> None:
+    """Exit 2, with what is expected."""
+    assert kvscope("alerts", *words, "--store", path).code == 2
+
+
+def test_a_receiver_can_be_tried(kvscope: Kvscope, tmp_path: Path) -> None:
+    """An example message arrives, signed; a receiver that refuses is exit 3, a name that is none exit 2."""
+    with mailbox() as box:
+        config = {"name": "box", "kind": "webhook", "url": box.url, "allow_networks": ["127.0.0.0/8"], "secret": "s"}
+        (tmp_path / "r.yml").write_text(json.dumps({"receivers": [config]}))
+        sent = kvscope("alerts", "test", "--send", "box", "--receivers", tmp_path / "r.yml", "--json")
+        assert sent.code == 0, sent.err
+        assert json.loads(sent.out)["delivery_id"] == box.arrived[0].headers["webhook-id"]
+        assert box.arrived[0].document["alerts"][0]["labels"]["alertname"] == "KvscopeExample"
+        assert kvscope("alerts", "test", "--send", "nobody", "--receivers", tmp_path / "r.yml").code == 2
+    gone = kvscope("alerts", "test", "--send", "box", "--receivers", tmp_path / "r.yml")
+    assert (gone.code, "Delivery failed" in gone.err) == (3, True)
