@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from collector.api import alerts, diagnosis, health, hotspots, ingest, marks, pages, requests, series, sql
+from collector.api import alerts, diagnosis, health, hotspots, ingest, marks, pages, requests, runbooks, series, sql
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (pages.router, health.router, ingest.router)
 """Called by browsers, probes and exporters, which may add parameters of their own."""
@@ -17,6 +17,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     diagnosis.router,
     hotspots.router,
     alerts.router,
+    runbooks.router,
     marks.router,
     sql.router,
 )
