@@ -5,7 +5,7 @@ and they were not longer, that growth is no cause of its own: it follows from wh
 it: of a probe that owns 26 % of a P99 by its own seconds, 100 % goes when it is taken out.
 
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
-where it has LEADS of them; where two are about equal, nobody gets them and they stay unexplained.
+where it has LEADS of them or more; where nobody has, they stay unexplained.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 OWN_WORK = "own_prefill"
 """It follows too where requests are of the same kind: the same prompt takes longer in steps that it shares with more."""
-LEADS = 0.6
+LEADS = 0.5
 
 
 def follows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from diagnosis.lab import matrix
+from diagnosis.lab.calibrate import calibrated, levels
 from diagnosis.lab.catalogue import PAIRS, all_faults
 from diagnosis.lab.confusion import confusion
 from diagnosis.lab.gauges import GAUGES, gauges
@@ -265,6 +267,34 @@ def test_the_diagram_has_a_dot_a_bin() -> None:
     assert drawn.count("<circle") == 2
     assert ">n 60<" in drawn
     assert ">n 10<" in drawn
+
+
+def test_levels_of_confidence_never_fall() -> None:
+    """Certainty 0.4: 10 of 38 right; 0.9: 30 of 38; 1.0: 28 of 38, which is less and is pooled with the level below: (58 + 1) of (76 + 2)."""
+    named = [(0.4, n < 10) for n in range(38)] + [(0.9, n < 30) for n in range(38)] + [(1.0, n < 28) for n in range(38)]
+    (low, right_low, n_low), (high, right_high, n_high) = levels(named)
+    assert (low, right_low, n_low) == (pytest.approx(0.4), pytest.approx(11 / 40), 38)
+    assert (high, right_high, n_high) == (pytest.approx(0.95), pytest.approx(59 / 78), 76)
+
+
+def test_few_runs_make_no_level_of_their_own() -> None:
+    """Five with certainty 0.4 are joined with their neighbours; nothing named gives no level."""
+    assert len(levels([(0.4, False)] * 5 + [(1.0, True)] * 40)) == 1
+    assert levels([]) == []
+
+
+def test_a_calibration_is_a_file_that_is_read() -> None:
+    """Of two null runs the larger statistic counts, a fourth more of it; without a run in which it was measured the least stands."""
+    nulls_heard = [
+        document_of(Order("aa", seed=100_000 + n)) | {"noted": {"load_step.growth": 0.08 + 0.04 * n}} for n in range(2)
+    ]
+    found = tomllib.loads(calibrated(nulls_heard, "1:2"))
+    assert found["origin"] == {"seeds": "1:2", "runs": 2, "null_runs": 2, "margin": 1.25}
+    assert found["thresholds"]["load_step.growth"]["value"] == pytest.approx(0.15)
+    assert found["thresholds"]["load_step.growth"]["measured_in"] == 2
+    assert found["thresholds"]["front_end.rise"]["value"] == found["thresholds"]["front_end.rise"]["least"] == 0.001
+    assert "largest" not in found["thresholds"]["front_end.rise"]
+    assert found["confidence"]["certainty"] == [0.0, 1.0]
 
 
 # The opponent
