@@ -16,6 +16,7 @@ from engine_probe.chain_hash import ROOT
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.executor import StepResult
+from engine_probe.engine.kv_identity import extend
 from engine_probe.engine.scheduler import REASONS, Schedule
 from engine_probe.engine.sequence import Sequence
 from engine_probe.recorder import Recorder
@@ -131,7 +132,10 @@ class Flight:
         totals["requests_finished_total" if state == "finished" else "requests_failed_total"] += 1
         totals["prompt_tokens_total"] += sequence.num_prompt
         totals["output_tokens_total"] += sequence.num_output
-        self.recorder.finish(sequence.slot, state, end_ns, finish_reason=reason, output_tokens=sequence.num_output)
+        columns = {} if self._config.prefix_caching else {"prompt_blocks": self._names(sequence)}
+        self.recorder.finish(
+            sequence.slot, state, end_ns, finish_reason=reason, output_tokens=sequence.num_output, **columns
+        )
 
     # Steps
 
@@ -334,6 +338,18 @@ class Flight:
         self.recorder.note(sequence.slot, **columns)
         if lookup_ns[1] > lookup_ns[0]:
             self.recorder.span(sequence.slot, "cache_lookup", *lookup_ns)
+
+    def _names(self, sequence: Sequence) -> list[int]:
+        """Its prompt's full blocks as a cache would name them: so that it can be told what one would have been good for.
+
+        Where there is none nobody looks them up, and nobody should pay for their names before its first token: hence at its end.
+        """
+        count = sequence.num_prompt // self._size
+        if not sequence.token_ids:
+            return list(sequence.prompt_hashes[:count])
+        names: list[int] = []
+        extend(names, sequence.token_ids[: count * self._size], self._size, sequence.root, self._config.salt)
+        return names
 
     def _gave_way(self, schedule: Schedule) -> None:
         """Who had to give its blocks back, and for whom."""

@@ -39,6 +39,7 @@ def test_the_clients_rows_and_the_engines_own_are_of_the_same_calls(
             server.ask(lambda engine: engine.flight.recorder.flush())
         found = json.loads(ended.out)
         rows = {row["request_id"]: row for row in on.sink.table("request").to_pylist()}
+        without = {row["request_id"]: row for row in off.sink.table("request").to_pylist()}
     assert "through /reset_prefix_cache" in " ".join(found["notes"])
     arms = {arm["arm"]: arm for arm in found["arms"]}
     assert arms["D"]["by_class"]["hit"]["num_requests"] > 0
@@ -53,6 +54,13 @@ def test_the_clients_rows_and_the_engines_own_are_of_the_same_calls(
     assert (found["fixed"]["block_size"], found["fixed"]["blocks_per_worker"]) == (4, 256)
     told = pq.read_table(out / "D" / "1" / "kind=request", partitioning=None).to_pylist()
     by_engine = {normalise_request_id(name): row for name, row in rows.items()}
+    # What a cache would be good for can be told where there is none: the same call's blocks have the same names.
+    bare = {normalise_request_id(name): row for name, row in without.items()}
+    for number in range(2, 10):
+        with_cache, no_cache = by_engine[f"D-r1-{number:06d}"], bare[f"B-r1-{number:06d}"]
+        assert len(no_cache["prompt_blocks"]) == 56 // 4
+        assert no_cache["prompt_blocks"] == with_cache["prompt_blocks"]
+        assert no_cache["cached_tokens"] is None
     for row in told:
         engines = by_engine[row["request_id"]]
         assert row["cached_tokens"] == engines["cached_tokens"]

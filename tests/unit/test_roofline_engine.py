@@ -9,12 +9,14 @@ import pytest
 
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine
+from engine_probe.engine.fleet.build import FleetSettings, build_fleet, recorders
 from engine_probe.engine.roofline.executor import RooflineExecutor
-from engine_probe.engine.roofline.hardware import HARDWARE
+from engine_probe.engine.roofline.hardware import HARDWARE, find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
+from engine_probe.engine.traffic.synthetic import Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.recorder import Recorder
 from engine_probe.sink import MemorySink
@@ -93,3 +95,22 @@ def test_decode_alone_stays_above_its_floor() -> None:
     """Llama-3-8B at 16 bit: 15.0 GB a token at 2.78 TB/s are 5.4 ms, with the host's 0.5 about 5.9 ms."""
     gaps = run([("a", 0.0, 100, 50)], SchedulerConfig())
     assert gaps.longest_gap_s("a") == pytest.approx(5.9e-3, abs=0.1e-3)
+
+
+def test_without_a_cache_prompts_are_named_as_a_cache_would() -> None:
+    """Cache on and off: the same calls have the same block names, and only the one with a cache says what it found."""
+    calls = list(Traffic(num_requests=20, groups=2, shared_tokens=64, seed=3).calls())
+    told = []
+    for is_on in (True, False):
+        sink = MemorySink()
+        engine = EngineConfig(prefix_caching=is_on)
+        built = build_fleet(FleetSettings(find_shape("llama-3-8b"), find_hardware("H100"), engine=engine), sink)
+        built.run(calls)
+        for recorder in recorders(built):
+            recorder.close()
+        told.append({row["request_id"]: row for row in sink.table("request").to_pylist()})
+    for call in calls:
+        on, off = (rows[call.request_id] for rows in told)
+        assert on["prompt_blocks"] == off["prompt_blocks"] == list(call.blocks)
+        assert off["cached_tokens"] is None
+        assert off["computed_tokens"] == call.prompt_tokens
