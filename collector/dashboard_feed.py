@@ -1,8 +1,8 @@
 """A fleet that lives now, for `kvscope dashboards check`: rows of the embedded engine in virtual time, sent as time passes.
 
 Two deployments, one after the other: workers with too few blocks, a host tier, speculation and impatient clients behind a
-prefix-aware router; then prefill and decode workers that hand KV over. They are computed ahead and sent when the wall clock
-reaches their instants, so that Prometheus sees counters move as it would in production. The engine never answers with an HTTP
+prefix-aware router; then prefill and decode workers that hand KV over. They are computed ahead, moved to now, and sent when the
+wall clock reaches their instants, so that Prometheus sees counters move as it would in production. The engine never answers with an HTTP
 error, so a gateway that turns requests away is played beside it.
 """
 
@@ -31,9 +31,11 @@ S: Final = 1_000_000_000
 
 def feed(send: Callable[[Tables], None], seconds: float, stopping: Event, seed: int = 1) -> None:
     """Send rows for `seconds`, or until `stopping`. Raises what `send` raises."""
-    start_ns = time.time_ns()
     half = seconds / 2
-    pending = [squeezed_rows(start_ns, half, seed), handover_rows(start_ns + round(half * S), half, seed)]
+    some_ns = time.time_ns()
+    computed = squeezed_rows(some_ns, half, seed), handover_rows(some_ns + round(half * S), half, seed)
+    start_ns = time.time_ns()
+    pending = [shifted(rows, start_ns - some_ns) for rows in computed]
     gateway = _refusals(start_ns)
     while not stopping.is_set():
         now_ns = time.time_ns()
@@ -47,6 +49,42 @@ def feed(send: Callable[[Tables], None], seconds: float, stopping: Event, seed: 
         if now_ns > start_ns + seconds * S:
             return
         stopping.wait(TICK_S)
+
+
+def shifted(tables: Tables, by_ns: int) -> Tables:
+    """The rows at other instants: every `*_ns` column moved, those inside lists and spans too."""
+    found = {}
+    for kind, table in tables.items():
+        columns = []
+        for field in table.schema:
+            column = table[field.name].combine_chunks()
+            columns.append(_shifted(column, by_ns) if _tells_instants(field) else column)
+        found[kind] = pa.table(columns, schema=table.schema)
+    return found
+
+
+def _tells_instants(field: pa.Field) -> bool:
+    name: str = field.name
+    return name.endswith("_ns") or name == "spans"
+
+
+def _shifted(column: pa.Array, by_ns: int) -> pa.Array:
+    if pa.types.is_list(column.type):
+        values = _shifted(column.flatten(), by_ns)
+        return pa.ListArray.from_arrays(_offsets(column), values, type=column.type, mask=column.is_null())
+    if pa.types.is_struct(column.type):
+        parts = [
+            _shifted(part, by_ns) if field.name.endswith("_ns") else part
+            for field, part in zip(column.type, column.flatten(), strict=True)
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(column.type))
+    return pc.add(column, pa.scalar(by_ns, column.type))
+
+
+def _offsets(column: pa.ListArray) -> pa.Array:
+    """Where each list begins in the flattened values, nulls taking none of them."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
 
 
 def squeezed_rows(start_ns: int, seconds: float, seed: int = 1) -> Tables:
@@ -63,7 +101,7 @@ def squeezed_rows(start_ns: int, seconds: float, seed: int = 1) -> Tables:
         num_blocks=560,
         router=RouterSettings(policy="affinity_with_load"),
         patience=Patience(timeout_s=2.0, max_retries=1),
-        tier=TierSettings(num_blocks=600),
+        tier=TierSettings(num_blocks=4000),
         extras=Extras(speculation=Speculation()),
     )
     traffic = replace(

@@ -60,7 +60,7 @@ BOUNDED: Final = {
     "tier": "device, host, disk, remote; of hits device, host, remote",
     "queue": "prefill (waiting for the first schedule), decode (admitted, waiting to go on)",
     "on": "what a request in the queue waits for: blocks, budget, seats, dependency, unknown",
-    "part": "schedule, alloc, forward, sample, kv_load, probe, other",
+    "part": "schedule, alloc, forward, sample, kv_load, probe",
     "phase": "prefill, decode, recompute",
     "change": "stored, hit, evicted, removed, cleared, loaded, offloaded",
     "kind": "kinds of rows of the event contract; of hotspots their kinds",

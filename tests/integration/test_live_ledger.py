@@ -11,7 +11,7 @@ import pytest
 
 from collector.counts.book import Book
 from collector.counts.bounded import Names
-from collector.dashboard_feed import squeezed_rows
+from collector.dashboard_feed import shifted, squeezed_rows
 from collector.live_judge import SETTLE_S, LiveJudge
 from diagnosis.rows import ROWS
 from store import metric_catalogue as names
@@ -138,3 +138,16 @@ def test_an_empty_store_is_no_fault(store: Store) -> None:
     made, book = judge(store, Clock())
     made.run_once()
     assert list(book.metrics()) == []
+
+
+def test_rows_that_are_moved_keep_every_duration() -> None:
+    """All instants by the same time, those in lists and spans too; nothing else."""
+    rows = squeezed_rows(T0, 2.0)
+    assert shifted(rows, 0) == rows
+    moved = shifted(rows, 5 * S)
+    for before, after in zip(rows["request"].to_pylist(), moved["request"].to_pylist(), strict=True):
+        assert after["arrival_ns"] == before["arrival_ns"] + 5 * S
+        assert after["token_ns"] == [at_ns + 5 * S for at_ns in before["token_ns"]]
+        assert [span["end_ns"] for span in after["spans"]] == [span["end_ns"] + 5 * S for span in before["spans"]]
+        assert (after["queue_s"], after["request_id"]) == (before["queue_s"], before["request_id"])
+    assert moved["block"]["at_ns"].to_pylist() == [at_ns + 5 * S for at_ns in rows["block"]["at_ns"].to_pylist()]
