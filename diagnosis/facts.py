@@ -236,11 +236,10 @@ class HostMeasure:
 
 @dataclass(frozen=True, slots=True)
 class Unattached:
-    """Of the blocks stored while the index was stale, those whose parent was announced before it was. sql: their share."""
+    """Of the blocks stored while the index was stale, those that one which began then could not attach: their parent came before."""
 
     num_orphans: int
     num_stored: int
-    sql: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from diagnosis.cause import Case, Claim, Evidence, Excluded
 from diagnosis.facts import RoutingFacts
 from diagnosis.hotspots.finding import Evidence as Fact
@@ -112,10 +114,25 @@ def of_index(case: Case, name: str, answer: Claim | Excluded | None) -> Claim | 
     """
     if not isinstance(answer, Claim):
         return answer
+    lost = None if case.suspect.routing is None else case.suspect.routing.lost_tokens.get(name)
+    held = []
+    if lost is not None and lost.any() and case.suspect.lineage is not None:
+        held.append(
+            Evidence(
+                f"{number(round(float(lost.sum())))} prompt tokens that were computed stood in another worker's cache at that instant "
+                f"({number(int((lost > 0).sum()))} requests): the workers still hold them",
+                float(lost.sum()),
+                "tokens",
+                None,
+                [str(rid) for rid in case.suspect.requests.request_id[np.argsort(-lost)[:5]]],
+                "the life of each block at each worker, and the queue there",
+            )
+        )
     pools = [facts.num_blocks() for facts in (case.base, case.suspect)]
     told_by_blocks = case.suspect.lineage is not None
     return replace(
         answer,
+        evidence=[*answer.evidence, *held],
         strength=min(answer.strength, 1.0 if told_by_blocks else WITHOUT_BLOCKS),
         rows=None if pools[0] is not None and pools[0] == pools[1] else (name,),
     )

@@ -1,6 +1,6 @@
 """What was measured beside a hotspot: the GPU and host of a straggler, and block events that a router which began late cannot attach.
 
-Read only where there is such a hotspot. Each number comes with the SQL that gives it.
+Read only where there is such a hotspot. A measure comes with the SQL that gives it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from diagnosis.facts import HostMeasure, Unattached
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.straggler_reason import MEASURES
 from store.interface import Store, Window
-from store.lineage import ON_DEVICE, past_of, window_sql
+from store.lineage import ON_DEVICE, window_sql
 from store.statements import literal
 
 INCREASE: Final = "_total"
+MOST_EVENTS: Final = 300_000
+"""Block events that are replayed, the first ones: an index that began anew is worst off at its beginning."""
 
 
 def hosts(store: Store, window: Window, stragglers: Sequence[Hotspot]) -> list[HostMeasure]:
@@ -51,23 +53,24 @@ def _sql(condition: str, name: str, reason: str | None, worker: str) -> str:
 
 
 def unattached(store: Store, window: Window, stale: Sequence[Hotspot]) -> Unattached | None:
-    """Of the blocks stored since the index went wrong, those whose parent was announced before; None where no block tells."""
+    """What an index that began with the hotspot could not attach of the blocks stored since; None where no block tells.
+
+    A stored block is attached where it has no parent, or its parent was attached before; a replay of the events, as an index does it.
+    """
     if not stale:
         return None
-    since = min(spot.interval["start_ns"] for spot in stale)
-    until = max(spot.interval["end_ns"] for spot in stale)
-    past, params = window_sql(past_of(Window(window.start_ns, until, window.run_id)), "at_ns")
-    stored = (
-        f"SELECT worker, block_hash, parent_hash, at_ns FROM block WHERE {past} AND change = 'stored' AND {ON_DEVICE}"
+    since, until = (pick(spot.interval[at] for spot in stale) for pick, at in ((min, "start_ns"), (max, "end_ns")))
+    condition, params = window_sql(Window(since, until, window.run_id), "at_ns")
+    table = store.query(
+        f"SELECT block_hash, parent_hash FROM block WHERE {condition} AND change = 'stored' AND {ON_DEVICE} ORDER BY at_ns "
+        f"LIMIT {MOST_EVENTS}",
+        params,
     )
-    before = f"SELECT DISTINCT worker, block_hash AS parent_hash FROM ({stored}) WHERE at_ns < {since}"
-    both = (
-        f"FROM ({stored}) n LEFT JOIN (SELECT *, true AS is_old FROM ({before})) o ON n.parent_hash = o.parent_hash "
-        f"AND n.worker IS NOT DISTINCT FROM o.worker WHERE n.at_ns >= {since} AND n.parent_hash IS NOT NULL"
-    )
-    row = store.query(f"SELECT count(*) FILTER (is_old) AS orphans, count(*) AS stored {both}", params * 2).to_pylist()[
-        0
-    ]
-    if not row["stored"]:
+    if table.num_rows == 0:
         return None
-    return Unattached(row["orphans"], row["stored"], f"SELECT count(*) FILTER (is_old) / count(*) AS share {both}")
+    known: set[int] = set()
+    for block, parent in zip(table["block_hash"].to_pylist(), table["parent_hash"].to_pylist(), strict=True):
+        if parent is None or parent in known:
+            known.add(block)
+    stored = table["block_hash"].to_pylist()
+    return Unattached(sum(block not in known for block in stored), len(stored))

@@ -37,9 +37,9 @@ def routing(
 ) -> RoutingFacts | None:
     """None where one worker served and no route row tells of others.
 
-    Without route rows only a straggler can be named, so the whole is judged only where some worker was slow.
+    Without route rows and the router's load gauge only a straggler can be named, so the whole is judged only where some worker was slow.
     """
-    if not _has_routes(store, window):
+    if not _tells(store, window):
         if sum(name is not None for name in requests.worker_names) < 2:
             return None
         quiet = _without_stragglers(window, requests, steps)
@@ -59,14 +59,15 @@ def routing(
         if spot.cause is None:
             continue
         rows = _rows(seen, spot)
+        if spot.cause == STRAGGLER:
+            mine = of_request[rows][of_request[rows] >= 0]
+            slow[mine] = np.maximum(slow[mine], 1.0 - 1.0 / max(spot.evidence[0].value or 1.0, 1.0))
+            rows = np.concatenate([rows, _aftermath(seen, regret, spot)])
         into, values = lost_s, regret.seconds
         if spot.cause in OF_THE_INDEX:
             into, values = lost_tokens, _tokens(store, window, seen, regret, rows, block_size)
         rows = rows[of_request[rows] >= 0]
         mine = of_request[rows]
-        if spot.cause == STRAGGLER:
-            slow[mine] = np.maximum(slow[mine], 1.0 - 1.0 / max(spot.evidence[0].value or 1.0, 1.0))
-            continue
         if spot.cause in OF_THE_INDEX:
             amiss.setdefault(spot.cause, np.zeros(len(requests), dtype=bool))[mine] = True
         column = into.setdefault(spot.cause, np.zeros(len(requests)))
@@ -132,9 +133,13 @@ def _steps(steps: StepFacts | None, names: Sequence[str | None]) -> Steps | None
     return Steps(worker[kept], steps.at_s[kept], steps.duration_s[kept], *columns)
 
 
-def _has_routes(store: Store, window: Window) -> bool:
+def _tells(store: Store, window: Window) -> bool:
+    """Whether the router tells anything of the window: its decisions, or the loads that it reads."""
     condition, params = window_sql(window, "at_ns")
-    return bool(store.query(f"SELECT 1 FROM route WHERE {condition} LIMIT 1", params).num_rows)
+    if store.query(f"SELECT 1 FROM route WHERE {condition} LIMIT 1", params).num_rows:
+        return True
+    loads = f"SELECT 1 FROM sample WHERE {condition} AND name = 'router_load' AND worker IS NOT NULL LIMIT 1"
+    return bool(store.query(loads, params).num_rows)
 
 
 def _position(seen: Observed, requests: RequestFacts) -> I64:
@@ -150,6 +155,18 @@ def _rows(seen: Observed, spot: Hotspot) -> I64:
     if spot.subject["kind"] == "worker":
         inside &= seen.decisions.chosen == list(seen.workers).index(str(spot.subject["id"]))
     return np.flatnonzero(inside)
+
+
+def _aftermath(seen: Observed, regret: Regret, spot: Hotspot) -> I64:
+    """Decisions for a straggler after it was slow, until its queue was no longer the longest: they wait for what it left undone."""
+    worker = list(seen.workers).index(str(spot.subject["id"]))
+    after = np.flatnonzero(seen.decisions.at_s >= (spot.interval["end_ns"] - seen.origin_ns) / 1e9)
+    waiting = np.nan_to_num(regret.waiting[after])
+    others = np.delete(waiting, worker, axis=1).max(axis=1, initial=0.0)
+    over = np.flatnonzero(waiting[:, worker] <= others)
+    after = after[: over[0]] if len(over) else after
+    to_it: I64 = after[seen.decisions.chosen[after] == worker]
+    return to_it
 
 
 def _tokens(store: Store, window: Window, seen: Observed, regret: Regret, rows: I64, block_size: int | None) -> F64:

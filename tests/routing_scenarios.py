@@ -101,13 +101,15 @@ def of_worker(cause: str) -> Scenarios:
 
 def slow_worker() -> Pair:
     """w0 took twice as long as the others for the same steps: half of 0.2 s of prefill, all of the change."""
-    found = routing([spot("hotspot_straggler", 6.0, first=2.0)], slow=0.5, hosts=measured())
+    found = routing(
+        [spot("hotspot_straggler", 6.0, first=2.0)], lost_s={"hotspot_straggler": 0.0}, slow=0.5, hosts=measured()
+    )
     return pair(routed(plain(), routing()), routed(plain(0.2), found))
 
 
 def slow_worker_beside_long_prompts() -> Pair:
     """1 % slower steps beside 300 ms more of prefill: 1 % of 0.4 s is 1.3 % of the change."""
-    found = routing([spot("hotspot_straggler", 0.2, first=1.01)], slow=0.01)
+    found = routing([spot("hotspot_straggler", 0.2, first=1.01)], lost_s={"hotspot_straggler": 0.0}, slow=0.01)
     return pair(routed(plain(), routing()), routed(plain(0.4), found))
 
 
@@ -164,6 +166,6 @@ ROUTING: dict[str, Scenarios] = {
     "hotspot_straggler": Scenarios(
         slow_worker, nothing_found("hotspot_straggler"), slow_worker_beside_long_prompts, bare_pair
     ),
-    "hotspot_stale_index": of_index("hotspot_stale_index", unattached=Unattached(700, 1000, "SELECT 0.7")),
+    "hotspot_stale_index": of_index("hotspot_stale_index", unattached=Unattached(700, 1000)),
     "hotspot_unreachable_threshold": of_index("hotspot_unreachable_threshold"),
 }

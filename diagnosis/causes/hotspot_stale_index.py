@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.hotspot_claim import BY_HOTSPOTS, hotspot, of_cause, of_index
+from diagnosis.hotspot_claim import hotspot, of_cause, of_index
 from diagnosis.wording import number, percent
 
 UNKNOWN_FOR_GONE = 4.0
@@ -58,7 +58,6 @@ def _unattached(case: Case) -> list[Evidence]:
             "was announced before: an index that begins then cannot attach them",
             share,
             "ratio",
-            told.sql,
-            computed_by=BY_HOTSPOTS,
+            computed_by="a replay of the block events from the begin of the hotspot on",
         )
     ]

@@ -61,7 +61,8 @@ def share_of(seen: Observed, regret: Regret, rows: I64, worker: int, start_ns: i
 
 def queue_of(seen: Observed, regret: Regret, rows: I64, worker: int, start_ns: int, end_ns: int) -> Evidence | None:
     """How many waited there, and elsewhere."""
-    if seen.steps is None:
+    steps = seen.gauges if seen.steps is None else seen.steps
+    if steps is None:
         return None
     here = np.nanmean(regret.waiting[rows, worker]) if len(rows) else np.nan
     others = np.delete(regret.waiting[rows], worker, axis=1)
@@ -69,7 +70,6 @@ def queue_of(seen: Observed, regret: Regret, rows: I64, worker: int, start_ns: i
     if not np.isfinite(here) or not len(known):
         return None
     name = seen.workers[worker]
-    steps = seen.steps
     first, last = (start_ns - seen.origin_ns) / 1e9, (end_ns - seen.origin_ns) / 1e9
     inside = (steps.worker == worker) & (steps.at_s >= first) & (steps.at_s < last) & np.isfinite(steps.waiting)
     if not inside.any():
@@ -80,7 +80,10 @@ def queue_of(seen: Observed, regret: Regret, rows: I64, worker: int, start_ns: i
         f"most that waited there: {most:.0f}",
         most,
         "requests",
-        f"SELECT max(num_waiting_prefill) AS most FROM step WHERE {scope_sql(seen.window)} AND worker = {text(name)} "
+        f"SELECT max(value) AS most FROM sample WHERE {scope_sql(seen.window)} AND name = 'requests_waiting' AND worker = {text(name)} "
+        f"AND at_ns >= {start_ns} AND at_ns < {end_ns}"
+        if seen.steps is None
+        else f"SELECT max(num_waiting_prefill) AS most FROM step WHERE {scope_sql(seen.window)} AND worker = {text(name)} "
         f"AND at_ns >= {start_ns} AND at_ns < {end_ns}",
     )
 
@@ -107,11 +110,14 @@ def of_kind(seen: Observed, named: Named, rows: I64, worker: int, start_ns: int,
     name = seen.workers[worker]
     if named.kind == "dead_signal":
         return Evidence(
-            f"the router read a load of {numbers['load']:g} of every worker at every decision, while up to "
+            f"the router read a load of {numbers['load']:g} of every worker {'whenever it was scraped' if seen.loads_scraped else 'at every decision'}, while up to "
             f"{numbers['max_waiting']:.0f} requests waited in an engine",
             1.0,
             "different loads",
-            f"SELECT count(DISTINCT c.load) AS different_loads FROM (SELECT unnest(candidates) AS c FROM {where})",
+            f"SELECT count(DISTINCT value) AS different_loads FROM sample WHERE {scope_sql(seen.window)} AND name = 'router_load' "
+            f"AND at_ns >= {start_ns} AND at_ns < {end_ns}"
+            if seen.loads_scraped
+            else f"SELECT count(DISTINCT c.load) AS different_loads FROM (SELECT unnest(candidates) AS c FROM {where})",
         )
     if named.kind == "tie_breaking":
         return Evidence(

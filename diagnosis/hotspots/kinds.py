@@ -53,9 +53,7 @@ class Named:
 
 def name_load(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named:
     """Why `worker` got so much in the decisions `rows`."""
-    if not seen.has_routes:
-        return Named(None, {})
-    for rule in (_dead, _tied, _pinned):
+    for rule in (_dead, _tied, _pinned) if seen.has_routes else (_dead,):
         named = rule(seen, regret, rows, worker)
         if named is not None:
             return named
@@ -78,7 +76,7 @@ def _dead(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | Non
 def dead(seen: Observed, regret: Regret, detected: Detected) -> Flags:
     """[I] intervals in which every load that the router read was one constant, while requests queued and that cost."""
     none = np.zeros(detected.num, dtype=np.bool_)
-    if not seen.has_routes or set(seen.policies) <= LOOK_AT_NOTHING:
+    if seen.policies and set(seen.policies) <= LOOK_AT_NOTHING:
         return none
     load, num, of = seen.decisions.load, detected.num, detected.of
     told = np.isfinite(load).all(axis=1)

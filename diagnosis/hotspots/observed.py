@@ -89,6 +89,10 @@ class Observed:
     has_routes: bool
     vantage: str
     """That of the request rows."""
+    gauges: Steps | None = None
+    """Where no step was recorded, what was scraped of queues: only how many waited and ran is known."""
+    loads_scraped: bool = False
+    """The loads of the decisions are the router's load gauge, and not what its decisions tell."""
 
     @property
     def num_workers(self) -> int:

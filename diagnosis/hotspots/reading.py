@@ -7,6 +7,7 @@ that were delivered twice count once. A prefix is the row's `prefix_hash`, else 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from diagnosis.hotspots.observed import F32, Decisions, Observed, Served, Steps
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
 from store.lineage import window_sql
+from store.statements import literal
 
 BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")
 """Policies that look at no prefix: that they do not go by it is no fault of theirs."""
@@ -73,6 +75,8 @@ def read(store: Store, window: Window) -> Observed:
     else:
         decisions = _outcomes(requests, served, workers, prefix_names, tenants)
         policies = ()
+    scraped = None if np.isfinite(decisions.load).any() else _scraped_loads(store, window, workers, origin, decisions)
+    told_steps = _steps(steps, workers, origin)
     return Observed(
         window,
         origin,
@@ -81,11 +85,13 @@ def read(store: Store, window: Window) -> Observed:
         prefix_names,
         tenants,
         policies,
-        decisions,
+        decisions if scraped is None else replace(decisions, load=scraped),
         served,
-        _steps(steps, workers, origin),
+        told_steps,
         has_routes,
         vantage or "engine",
+        _gauges(store, window, workers, origin) if told_steps is None else None,
+        scraped is not None,
     )
 
 
@@ -166,12 +172,58 @@ def _step_rows(store: Store, window: Window) -> pa.Table:
     )
 
 
+def _samples(store: Store, window: Window, names: tuple[str, ...], workers: tuple[str, ...]) -> pa.Table:
+    """(name, code, at_ns, value) of these gauges of these workers, by worker and time."""
+    condition, params = window_sql(window, "at_ns")
+    table = store.query(
+        f"SELECT name, worker, at_ns, max(value) AS value FROM sample WHERE {condition} AND worker IS NOT NULL "
+        f"AND name IN ({', '.join(map(literal, names))}) GROUP BY ALL ORDER BY worker, at_ns",
+        params,
+    )
+    code = _codes(table["worker"], workers)
+    table = table.append_column("code", pa.array(code)).filter(pa.array(code >= 0))
+    return table.take(pc.sort_indices(table, [("code", "ascending"), ("at_ns", "ascending")]))
+
+
+def _scraped_loads(
+    store: Store, window: Window, workers: tuple[str, ...], origin: int, decisions: Decisions
+) -> F32 | None:
+    """[N, K] the router's load gauge of each worker at each decision, the last value before it; None where it was not scraped."""
+    table = _samples(store, window, ("router_load",), workers)
+    if table.num_rows == 0 or len(decisions) == 0:
+        return None
+    code, at, value = np.asarray(table["code"]), _seconds(table["at_ns"], origin), _numbers(table["value"])
+    loads = np.full((len(decisions), len(workers)), np.nan, dtype=np.float32)
+    for worker in np.unique(code).tolist():
+        mine = np.flatnonzero(code == worker)
+        last = np.searchsorted(at[mine], decisions.at_s, "right") - 1
+        loads[last >= 0, worker] = value[mine][last[last >= 0]]
+    return loads
+
+
+def _gauges(store: Store, window: Window, workers: tuple[str, ...], origin: int) -> Steps | None:
+    """Scraped queues in the form of steps that tell nothing else; None where none was scraped."""
+    table = _samples(store, window, ("requests_waiting",), workers)
+    if table.num_rows == 0:
+        return None
+    unknown = np.full(table.num_rows, np.nan)
+    return Steps(
+        np.asarray(table["code"]).astype(np.int64),
+        _seconds(table["at_ns"], origin),
+        unknown,
+        unknown,
+        unknown,
+        _numbers(table["value"]),
+        unknown,
+    )
+
+
 def _roles(store: Store, window: Window) -> tuple[set[str], set[str]]:
     """(workers that tell of themselves in the window, idle ones too; those that no prompt is sent to)."""
     condition, params = window_sql(window, "at_ns")
     alive = store.query(
         f"SELECT DISTINCT worker FROM sample WHERE {condition} AND worker IS NOT NULL "
-        f"AND name IN ('requests_running', 'requests_waiting')",
+        f"AND name IN ('requests_running', 'requests_waiting', 'router_load')",
         params,
     )
     past, past_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")

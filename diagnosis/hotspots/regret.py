@@ -3,7 +3,7 @@
     cost of a worker = (tokens that wait there + tokens of the prompt that it would compute) x its seconds a token
 
 The queue is the engine's own at that instant, not what the router believed: the number that waited by the last step before
-it (or, where more, by the request rows: some came since), each with the mean length of those that waited there by the request rows (else of all requests), and what was left of the
+it or, without steps, by the last scrape (or, where more, by the request rows: some came since), each with the mean length of those that waited there by the request rows (else of all requests), and what was left of the
 prompts under computation, each taken to go on evenly. A worker's seconds a token are measured in its own steps (least squares
 through the origin over steps that computed prompts, so full steps decide), else in its own requests.
 
@@ -107,7 +107,8 @@ def _slopes(worker: I64, tokens: F64, seconds: F64, num: int) -> F64:
 
 def _queues(seen: Observed) -> tuple[F64, F64, F64]:
     """([K, N] requests that waited, these and those under computation, tokens before a new one) at each decision's instant."""
-    served, steps, at, num = seen.served, seen.steps, seen.decisions.at_s, seen.num_workers
+    served, at, num = seen.served, seen.decisions.at_s, seen.num_workers
+    steps = seen.gauges if seen.steps is None else seen.steps
     told = (served.worker >= 0) & np.isfinite(served.first_scheduled_s) & np.isfinite(served.computed_tokens)
     by_rows = _Rows(served, told, at, num)
     tells_rows = np.bincount(served.worker[told], minlength=num) > 0
