@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collector.services import Services
 
 NS: Final = 1_000_000_000
-BEFORE_NS: Final = 300 * NS
-"""An alert fires some time after the trouble began: its rule waited, and looked back."""
 LONGEST_NS: Final = 3_600 * NS
 """Of an alert that fires for long the newest hour is diagnosed."""
 AGAIN_NS: Final = 900 * NS
@@ -110,7 +108,8 @@ def _judged(
     from diagnosis.diagnose import METRICS, diagnose
     from diagnosis.windows import choose
 
-    start_ns = min(_ns(alert.startsAt) for alert in alerts) - BEFORE_NS
+    before_ns = round(alerting.settings.window_s * NS)  # a rule fires some time after the trouble began
+    start_ns = min(_ns(alert.startsAt) for alert in alerts) - before_ns
     end_ns = now_ns - round(alerting.settings.settle_s * NS)
     window = Window(max(start_ns, end_ns - LONGEST_NS), end_ns)
     metrics = [alert.labels.get("metric") for alert in alerts]
@@ -123,7 +122,7 @@ def _judged(
     except DiagnosisError as error:
         return {"kvscope_because": error.message}, error.message
     baseline, suspect = text_of(chosen.base), text_of(window)
-    number = services.keep_finding({"made_ns": now_ns, **short(verdict, baseline, suspect), "alert_id": _id(alerts[0])})
+    number = services.keep_finding({"made_ns": now_ns, **short(verdict, baseline, suspect, _id(alerts[0]))})
     check = LatencyCheck(services.store, metric)
     attached = {
         "finding": str(number),

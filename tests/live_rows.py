@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from collector.dashboard_feed import shifted
 from diagnosis.lab.run import LabRun, Order, run_lab
-from engine_probe.events import KINDS
 
 NS = 1_000_000_000
 
 
 def as_live(tables: Mapping[str, pa.Table], by_ns: int, name: str) -> dict[str, pa.Table]:
     """The rows `by_ns` later, of no run, with `name` before every request id."""
-    return {kind: _moved(kind, table, by_ns, name) for kind, table in tables.items()}
+    return {kind: _of_no_run(table, name) for kind, table in shifted(tables, by_ns).items()}
 
 
 def lab_windows(
@@ -35,6 +35,27 @@ class Windows:
         self.end_ns = self.fault_ns + self.length_ns
         self.baseline = as_live(_judged(run.baseline, first, kinds), self.base_ns - first, "base-")
         self.suspect = as_live(_judged(run.suspect, first, kinds), self.fault_ns - first, "fault-")
+
+    def moved(self, by_ns: int) -> Windows:
+        """The same story at another time."""
+        self.baseline, self.suspect = _later(self.baseline, by_ns), _later(self.suspect, by_ns)
+        self.base_ns, self.fault_ns, self.end_ns = self.base_ns + by_ns, self.fault_ns + by_ns, self.end_ns + by_ns
+        return self
+
+
+def _later(tables: Mapping[str, pa.Table], by_ns: int) -> dict[str, pa.Table]:
+    return dict(shifted(tables, by_ns))
+
+
+def _of_no_run(table: pa.Table, name: str) -> pa.Table:
+    for column, make in (
+        ("run_id", lambda values: pa.nulls(len(values), values.type)),
+        ("request_id", lambda values: pc.binary_join_element_wise(name, values, "")),
+    ):
+        if column in table.column_names:
+            index = table.schema.get_field_index(column)
+            table = table.set_column(index, table.schema.field(index), make(table[column].combine_chunks()))
+    return table
 
 
 def _arrivals(tables: Mapping[str, pa.Table]) -> tuple[int, int]:
@@ -56,35 +77,3 @@ def _judged(tables: Mapping[str, pa.Table], first_ns: int, kinds: tuple[str, ...
         column = "arrival_ns" if kind == "request" else "at_ns"
         found[kind] = table.filter(pc.greater_equal(table[column], first_ns))
     return found
-
-
-def _moved(kind: str, table: pa.Table, by_ns: int, name: str) -> pa.Table:
-    for column in KINDS[kind]:
-        index = table.schema.get_field_index(column.name)
-        values = table[column.name].combine_chunks()
-        if column.name == "run_id":
-            values = pa.nulls(len(table), values.type)
-        elif column.name == "request_id":
-            values = pc.binary_join_element_wise(name, values, "")
-        elif column.name.endswith("_ns"):
-            values = _later(values, by_ns)
-        elif column.name == "spans":
-            structs = values.values
-            fields = [
-                _later(structs.field(f.name), by_ns) if f.name.endswith("_ns") else structs.field(f.name)
-                for f in structs.type
-            ]
-            made = pa.StructArray.from_arrays(fields, fields=list(structs.type))
-            values = pa.ListArray.from_arrays(values.offsets, made, type=values.type, mask=values.is_null())
-        else:
-            continue
-        table = table.set_column(index, table.schema.field(index), values)
-    return table
-
-
-def _later(values: pa.Array, by_ns: int) -> pa.Array:
-    if pa.types.is_list(values.type):
-        return pa.ListArray.from_arrays(
-            values.offsets, pc.add(values.values, by_ns), type=values.type, mask=values.is_null()
-        )
-    return pc.add(values, pa.scalar(by_ns, values.type))

@@ -52,6 +52,10 @@ def register(app: typer.Typer) -> None:
         logs.configure(settings.log.level, settings.log.format)
         create_app(settings)  # says what is wrong with the settings before a file or a port is touched
         sock = serving.listen(settings.server.host, settings.server.port)
+        bound = settings.server.model_copy(
+            update={"port": sock.getsockname()[1]}
+        )  # for links, where any free one was taken
+        settings = settings.model_copy(update={"server": bound})
         with sock:
             opened = open_configured(settings)
             try:

@@ -70,24 +70,25 @@ class Collector:
 @contextmanager
 def running(path: Path | str, *, store: Store | None = None, **settings: Any) -> Iterator[Collector]:
     """A collector with its store at `path`, until the block ends; settings as nested dicts."""
-    made = load_settings(**{"store_url": str(path), **settings})
     with serving.listen("127.0.0.1", 0) as sock:
         address = sock.getsockname()[:2]
+        server = {"port": address[1], **settings.pop("server", {})}
+        made = load_settings(**{"store_url": str(path), "server": server, **settings})
         app = create_app(made, store)
-        server = serving.make_server(app, made)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        serves = serving.make_server(app, made)
+        thread = threading.Thread(target=serves.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + 30
-        while not server.started:
+        while not serves.started:
             assert thread.is_alive(), "the collector did not start"
             assert time.monotonic() < deadline, "the collector took too long to start"
             time.sleep(0.005)
         url = serving.url_of(sock)
         try:
             with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-                yield Collector(url, app, client, (str(address[0]), int(address[1])), server)
+                yield Collector(url, app, client, (str(address[0]), int(address[1])), serves)
         finally:
-            server.should_exit = True
+            serves.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the collector did not stop"
 
