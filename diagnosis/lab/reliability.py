@@ -83,8 +83,6 @@ def chart(bins: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f'<circle cx="{at:.1f}" cy="{y(row["observed"]):.1f}" r="{3 + math.log10(row["n"]):.1f}" fill="{colour}"/>'
         )
-        anchor, shift = ("start", 8) if row["stated"] < 0.6 else ("end", -8)
-        lines.append(
-            f'<text x="{at + shift:.1f}" y="{y(row["observed"]) + 14:.1f}" text-anchor="{anchor}">n {row["n"]}</text>'
-        )
+        below = min(low, y(0)) + 12 if row["stated"] > 0.1 else low
+        lines.append(f'<text x="{at:.1f}" y="{below:.1f}" text-anchor="middle">n {row["n"]}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
