@@ -6,7 +6,7 @@ Pure: no I/O, no clock; the seed is an argument. The order and the rules are tho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
+from diagnosis.side import side_of
 from diagnosis.side_effects import side_effects
 from diagnosis.sight import equal_sight
 from diagnosis.spent import Context, long_prefill_tokens
@@ -113,6 +114,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         composition=composition(names, parts_b, parts_s, judged.quantile, mix),
         attribution=rows,
         causes=causes,
+        side=asdict(side_of(case, judged, effects.result())),
         side_effects=effects.result(),
         unexplained=unexplained(rows, causes, delta),
         excluded=excluded + more_excluded,

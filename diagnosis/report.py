@@ -28,6 +28,7 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
     carrier = "The mean" if verdict["carried_by"] == "mean" else name
     sections = [
         f"# {asked} {metric}: {verdict['status'].replace('_', ' ')}",
+        *([_text(verdict["side"]["statement"])] if verdict.get("side") else []),
         _text(verdict["verdict"]),
         "## Windows\n\n" + _windows(verdict),
         f"## Attribution of the change\n\nRows sum to the change. {carrier} carries the verdict"

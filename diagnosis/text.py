@@ -35,6 +35,7 @@ def render(verdict: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) 
     """Text of a verdict document (`Verdict.to_dict()`), `width` columns wide. `sql` False leaves the queries out."""
     page = _Page(width)
     parts = [
+        _side(page, verdict),
         page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}"),
         _about(page, verdict),
         _attribution(page, verdict),
@@ -51,7 +52,8 @@ def render(verdict: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) 
 def summary(verdict: Mapping[str, Any], *, width: int = WIDTH) -> str:
     """The short form: the sentence, and where the change comes from."""
     page = _Page(width)
-    return page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}") + "\n\n" + _attribution(page, verdict)
+    said = page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}")
+    return "\n\n".join(part for part in (_side(page, verdict), said, _attribution(page, verdict)) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class _Page:
     def command(self, words: str) -> str:
         """A command over several lines that can be copied as they are: a shell reads on after a backslash."""
         return wrapped(words, self.width - 2, " " * 4, " " * 6).replace("\n", " \\\n")
+
+
+def _side(page: _Page, verdict: Mapping[str, Any]) -> str:
+    """The rule of thumb: prefill side, decode side, or the batch."""
+    side = verdict.get("side")
+    return "" if side is None else page.wrap(side["statement"])
 
 
 def _about(page: _Page, verdict: Mapping[str, Any]) -> str:

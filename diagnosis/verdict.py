@@ -115,6 +115,8 @@ class Verdict:
     quality: Sequence[dict[str, str]]
     notes: Sequence[str]
     next_experiment: dict[str, Any] | None
+    side: dict[str, Any] | None = None
+    """Prefill side, decode side, or the batch (`side.py`)."""
     calibration: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

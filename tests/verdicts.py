@@ -231,6 +231,17 @@ def verdict(**known: Any) -> Verdict:
             "requests_per_window": 1234,
             "minutes": 2.0,
         },
+        "side": {
+            "side": "prefill",
+            "statement": "Prefill side: TTFT rose (+30 ms) and TPOT is as before; of TTFT +30 ms in prefill.",
+            "ttft_s": 0.03,
+            "tpot_s": 0.0,
+            "before_engine_s": 0.0,
+            "prefill_queue_s": 0.0,
+            "prefill_s": 0.03,
+            "prefill_queue": [None, None],
+            "decode_queue": [None, None],
+        },
         "calibration": {"prefill_s_per_token": 0.0002, "slow_factor": 1.02, "compared": 500, "source": "steps"},
     }
     return Verdict(**(plain | known))

@@ -56,6 +56,7 @@ class VerdictDocument(BaseModel):
     quality: list[dict[str, Any]]
     notes: list[str]
     next_experiment: dict[str, Any] | None
+    side: dict[str, Any] | None = Field(description="prefill side, decode side, or the batch; both queues apart")
     calibration: dict[str, Any]
 
 

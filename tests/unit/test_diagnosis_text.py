@@ -22,7 +22,9 @@ DESIGN_KEYS = {
     *("status", "verdict", "metric", "windows", "n", "n_effective", "delta", "composition", "attribution", "causes"),
     *("side_effects", "unexplained", "excluded", "quality", "next_experiment"),
 }
-OUR_KEYS = {"quantile", "requested_quantile", "carried_by", "vantage", "not_observable", "notes", "calibration"}
+OUR_KEYS = {
+    *("quantile", "requested_quantile", "carried_by", "vantage", "not_observable", "notes", "calibration", "side"),
+}
 
 
 def document(**known: Any) -> dict[str, Any]:
