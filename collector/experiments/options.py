@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -85,42 +88,44 @@ VocabOption = Annotated[int, typer.Option("--vocab", help="With --prompt tokens:
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest an endpoint's answer may take, s.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """The options that say what is asked; None: as the experiment has it."""
+@dataclass(frozen=True)
+class Shared:
+    """What both verbs may be told, each field an option; None: as the experiment has it."""
 
-    requests: int | None = None
-    warmup: int | None = None
-    rate: float | None = None
-    concurrency: int | None = None
-    arrivals: str | None = None
-    groups: int | None = None
-    skew: float | None = None
-    shared_tokens: int | None = None
-    shared_ratio: float | None = None
-    own_tokens: str | None = None
-    output_tokens: str | None = None
-    trace: Path | None = None
-    speed: float = 1.0
-    seed: int = 0
+    settings: SetOption = None
+    repeats: RepeatsOption = None
+    requests: RequestsOption = None
+    warmup: WarmupOption = None
+    arrivals: ArrivalsOption = None
+    groups: GroupsOption = None
+    skew: SkewOption = None
+    shared_tokens: SharedTokensOption = None
+    shared_ratio: SharedRatioOption = None
+    own_tokens: OwnTokensOption = None
+    output_tokens: OutputTokensOption = None
+    trace: TraceOption = None
+    speed: SpeedOption = 1.0
+    seed: SeedOption = 0
+    slo_ttft: SloTtftOption = None
+    slo_tpot: SloTpotOption = None
+    jobs: JobsOption = None
+    endpoint: EndpointOption = None
+    model: ModelOption = None
+    key: KeyOption = None
+    ca: CaOption = None
+    insecure: InsecureOption = False
+    prompt: PromptOption = "words"
+    vocab: VocabOption = 1000
+    timeout: TimeoutOption = 300.0
 
-    def over(self, workload: Any) -> Any:
-        """The workload with these in place. Raises UsageError where they make no sense together."""
-        if self.rate is not None and self.concurrency is not None:
+    def over(self, workload: Any, *, rate: float | None = None, concurrency: int | None = None) -> Any:
+        """The workload with what is asked in place. Raises UsageError where it makes no sense together."""
+        if rate is not None and concurrency is not None:
             raise UsageError("--rate is an open loop, --concurrency a closed one: give one of them")
         if self.trace is None and self.speed != 1.0:
             raise UsageError("--speed is of a --trace; without one give --rate")
-        of_traffic = (
-            "rate",
-            "arrivals",
-            "groups",
-            "skew",
-            "shared_tokens",
-            "shared_ratio",
-            "own_tokens",
-            "output_tokens",
-        )
-        told = {name: getattr(self, name) for name in of_traffic if getattr(self, name) is not None}
+        told = {name: getattr(self, name) for name in OF_TRAFFIC if getattr(self, name) is not None}
+        told |= {} if rate is None else {"rate": rate}
         if self.trace is not None and told:
             names = ", ".join("--" + name.replace("_", "-") for name in told)
             raise UsageError(f"a --trace has its own arrivals and lengths; leave {names} out")
@@ -132,8 +137,45 @@ class Asking:
         changed: dict[str, Any] = {"seed": self.seed, "speed": self.speed, "trace": self.trace}
         changed |= {} if self.requests is None else {"num_requests": self.requests}
         changed |= {} if self.warmup is None else {"num_warmup": self.warmup}
-        changed |= {} if self.concurrency is None else {"in_flight": self.concurrency}
+        changed |= {} if concurrency is None else {"in_flight": concurrency}
         return replace(workload, traffic=replace(workload.traffic, **told), **changed)
+
+    @property
+    def slo(self) -> Any:
+        """What a good request keeps."""
+        return slo_of(self.slo_ttft, self.slo_tpot)
+
+
+OF_TRAFFIC = (
+    "arrivals",
+    "groups",
+    "skew",
+    "shared_tokens",
+    "shared_ratio",
+    "own_tokens",
+    "output_tokens",
+)
+
+
+def sharing(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with every option of `Shared` between its own and --json; it gets them as one, `shared`."""
+    names = [field.name for field in fields(Shared)]
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        verb(shared=Shared(**{name: given.pop(name) for name in names}), **given)
+
+    own = [one for one in signature(verb, eval_str=True).parameters.values() if one.name != "shared"]
+    kinds = get_type_hints(Shared, include_extras=True)
+    both = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=kinds[one.name])
+        for one in fields(Shared)
+    ]
+    first = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own]
+    told = [*(one for one in first if one.name != "json"), *both, *(one for one in first if one.name == "json")]
+    command.__signature__ = Signature(told)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in told}
+    return command
 
 
 def lengths(text: str, option: str) -> Any:

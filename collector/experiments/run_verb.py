@@ -16,6 +16,7 @@ WORSE = ("capacity", "locality", "lookup", "fixed_extra", "worse", "mixed", "too
 """Readings of the first pair that end with exit code 1: worse, or not to be told."""
 
 
+@o.sharing
 def run(
     scenario: o.ScenarioArgument = None,
     arm: Annotated[
@@ -26,36 +27,13 @@ def run(
             show_default=False,
         ),
     ] = None,
-    settings: o.SetOption = None,
-    repeats: o.RepeatsOption = None,
-    requests: o.RequestsOption = None,
-    warmup: o.WarmupOption = None,
     rate: o.RateOption = None,
     concurrency: o.ConcurrencyOption = None,
-    arrivals: o.ArrivalsOption = None,
-    groups: o.GroupsOption = None,
-    skew: o.SkewOption = None,
-    shared_tokens: o.SharedTokensOption = None,
-    shared_ratio: o.SharedRatioOption = None,
-    own_tokens: o.OwnTokensOption = None,
-    output_tokens: o.OutputTokensOption = None,
-    trace: o.TraceOption = None,
-    speed: o.SpeedOption = 1.0,
-    seed: o.SeedOption = 0,
-    slo_ttft: o.SloTtftOption = None,
-    slo_tpot: o.SloTpotOption = None,
     out: o.OutOption = OUT,
     blocks: o.BlocksOption = True,
-    jobs: o.JobsOption = None,
-    endpoint: o.EndpointOption = None,
     endpoint_off: o.OffOption = None,
-    model: o.ModelOption = None,
-    key: o.KeyOption = None,
-    ca: o.CaOption = None,
-    insecure: o.InsecureOption = False,
-    prompt: o.PromptOption = "words",
-    vocab: o.VocabOption = 1000,
-    timeout: o.TimeoutOption = 300.0,
+    *,
+    shared: o.Shared,
     json: JsonOption = False,
 ) -> None:
     """Compare arms on the same calls: prefix cache off/on and cold/warm (A, B, C, D), or settings, versions, endpoints.
@@ -72,18 +50,13 @@ def run(
 
     chosen = find_scenario(scenario)
     one_rate, clients = o.one_load(rate, "--rate", whole=False), o.one_load(concurrency, "--concurrency", whole=True)
-    asking = o.Asking(
-        requests, warmup, one_rate, None if clients is None else int(clients), arrivals, groups, skew, shared_tokens,
-        shared_ratio, own_tokens, output_tokens, trace, speed, seed,
-    )  # fmt: skip
-    workload, slo = asking.over(chosen.workload), o.slo_of(slo_ttft, slo_tpot)
-    arms = arms_of(chosen, arm or [], settings or [], model, is_virtual=endpoint is None)
+    workload = shared.over(chosen.workload, rate=one_rate, concurrency=None if clients is None else int(clients))
+    arms = arms_of(chosen, arm or [], shared.settings or [], shared.model, is_virtual=shared.endpoint is None)
     name = "own arms" if arm and scenario is None else chosen.name
-    plan = Plan(name, arms, workload, chosen.repeats if repeats is None else repeats, seed, slo, out)
-    trials = schedule(arms, plan.repeats, seed)
-    runner = runner_of(
-        endpoint, endpoint_off, model, key, ca, insecure, prompt, vocab, timeout, seed, blocks, jobs
-    )  # fmt: skip
+    repeats = chosen.repeats if shared.repeats is None else shared.repeats
+    plan = Plan(name, arms, workload, repeats, shared.seed, shared.slo, out)
+    trials = schedule(arms, plan.repeats, plan.seed)
+    runner = runner_of(shared, endpoint_off=endpoint_off, blocks=blocks)
     runner.check(arms)
     folders = [each.name for each in arms]
     claim(fresh(out), folders)

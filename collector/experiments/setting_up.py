@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
+    from collector.experiments.options import Shared
     from collector.experiments.runner import Runner
     from collector.experiments.scenarios import Scenario
     from diagnosis.experiments.design import Arm
@@ -46,30 +46,16 @@ def _aliased(settings: Any, base: Any) -> dict[str, str]:
     return {known.get(OTHER_NAMES.get(key, key), key): value for key, value in settings.items()}
 
 
-def runner_of(
-    endpoint: str | None,
-    endpoint_off: str | None,
-    model: str | None,
-    key: str | None,
-    ca: Path | None,
-    insecure: bool,
-    prompt: str,
-    vocab: int,
-    timeout: float,
-    seed: int,
-    blocks: bool,
-    jobs: int | None,
-) -> Runner:
+def runner_of(shared: Shared, *, endpoint_off: str | None = None, blocks: bool = True) -> Runner:
     """Virtual time, or the endpoint. Raises UsageError for options of the one that were given with the other."""
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs is {jobs}; expected 1 or more")
-    if endpoint is None:
-        chat = prompt if prompt != "words" else None
+    if shared.jobs is not None and shared.jobs < 1:
+        raise UsageError(f"--jobs is {shared.jobs}; expected 1 or more")
+    if shared.endpoint is None:
         for option, value in (
             ("--endpoint-off", endpoint_off),
-            ("--ca", ca),
-            ("--insecure", insecure or None),
-            ("--prompt", chat),
+            ("--ca", shared.ca),
+            ("--insecure", shared.insecure or None),
+            ("--prompt", shared.prompt if shared.prompt != "words" else None),
         ):
             if value is not None:
                 raise UsageError(
@@ -77,14 +63,20 @@ def runner_of(
                 )
         from collector.experiments.virtual import VirtualRunner
 
-        return VirtualRunner(jobs, blocks)
-    if not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout is {timeout}; expected seconds above 0")
+        return VirtualRunner(shared.jobs, blocks)
+    if not 0 < shared.timeout < float("inf"):
+        raise UsageError(f"--timeout is {shared.timeout}; expected seconds above 0")
     from collector.experiments.endpoint import EndpointRunner, Target
     from engine_probe.attach.fetch import normalise_url, trust
     from engine_probe.load.prompts import PromptWriter
 
-    urls = [normalise_url(url) if url is not None else None for url in (endpoint, endpoint_off)]
-    assert urls[0] is not None
-    writer = PromptWriter(prompt, vocab)
-    return EndpointRunner(Target(urls[0], urls[1], model, key, trust(ca, insecure=insecure), timeout, writer), seed)
+    target = Target(
+        normalise_url(shared.endpoint),
+        None if endpoint_off is None else normalise_url(endpoint_off),
+        shared.model,
+        shared.key,
+        trust(shared.ca, insecure=shared.insecure),
+        shared.timeout,
+        PromptWriter(shared.prompt, shared.vocab),
+    )
+    return EndpointRunner(target, shared.seed)

@@ -14,40 +14,18 @@ from engine_probe.errors import UsageError
 OUT = Path("sweep-out")
 
 
+@o.sharing
 def sweep(
     scenario: o.ScenarioArgument = None,
-    settings: o.SetOption = None,
     cache: Annotated[str, typer.Option(help="The scenario with its cache on or off.")] = "on",
     rate: o.RatesOption = None,
     concurrency: o.ConcurrenciesOption = None,
     by: Annotated[str, typer.Option(help="What is raised where no loads are listed: rate or concurrency.")] = "rate",
     start: Annotated[float, typer.Option(help="The lowest load, where none are listed.")] = 1.0,
-    repeats: o.RepeatsOption = None,
-    requests: o.RequestsOption = None,
-    warmup: o.WarmupOption = None,
-    arrivals: o.ArrivalsOption = None,
-    groups: o.GroupsOption = None,
-    skew: o.SkewOption = None,
-    shared_tokens: o.SharedTokensOption = None,
-    shared_ratio: o.SharedRatioOption = None,
-    own_tokens: o.OwnTokensOption = None,
-    output_tokens: o.OutputTokensOption = None,
-    trace: o.TraceOption = None,
-    speed: o.SpeedOption = 1.0,
-    seed: o.SeedOption = 0,
-    slo_ttft: o.SloTtftOption = None,
-    slo_tpot: o.SloTpotOption = None,
     out: o.OutOption = OUT,
     blocks: o.BlocksOption = False,
-    jobs: o.JobsOption = None,
-    endpoint: o.EndpointOption = None,
-    model: o.ModelOption = None,
-    key: o.KeyOption = None,
-    ca: o.CaOption = None,
-    insecure: o.InsecureOption = False,
-    prompt: o.PromptOption = "words",
-    vocab: o.VocabOption = 1000,
-    timeout: o.TimeoutOption = 300.0,
+    *,
+    shared: o.Shared,
     json: JsonOption = False,
 ) -> None:
     """Raise the load to the knee, where P99 TTFT starts to break.
@@ -72,22 +50,18 @@ def sweep(
     by_rate = rates is not None or (clients is None and by == "rate")
     if not 0 < start < float("inf") or (not by_rate and start != int(start)):
         raise UsageError(f"--start is {start:g}; expected {'a' if by_rate else 'a whole'} number above 0")
-    count = MIN_REPEATS if repeats is None else repeats
+    count = MIN_REPEATS if shared.repeats is None else shared.repeats
     if count < MIN_REPEATS:
         raise UsageError(f"--repeats is {count}; expected {MIN_REPEATS} or more: fewer give no interval")
-    asking = o.Asking(
-        requests, warmup, None, None, arrivals, groups, skew, shared_tokens, shared_ratio, own_tokens, output_tokens,
-        trace, speed, seed,
-    )  # fmt: skip
-    workload, slo = asking.over(chosen.workload), o.slo_of(slo_ttft, slo_tpot)
+    workload = shared.over(chosen.workload)
     with_load(workload, start, by_rate=by_rate)
-    arms = arms_of(chosen, [], settings or [], model, is_virtual=endpoint is None)
+    arms = arms_of(chosen, [], shared.settings or [], shared.model, is_virtual=shared.endpoint is None)
     arm = next(each for each in arms if each.name == ("D" if cache == "on" else "B"))
-    runner = runner_of(endpoint, None, model, key, ca, insecure, prompt, vocab, timeout, seed, blocks, jobs)
+    runner = runner_of(shared, blocks=blocks)
     runner.check([arm])
-    plan = Plan(f"{chosen.name}, cache {cache}", [arm], workload, count, seed, slo, out)
+    plan = Plan(f"{chosen.name}, cache {cache}", [arm], workload, count, shared.seed, shared.slo, out)
     claim(fresh(out), [LEVELS])
-    document = run_sweep(plan, runner, rates or clients, start, slo_ttft, by_rate=by_rate, tell=say)
+    document = run_sweep(plan, runner, rates or clients, start, shared.slo_ttft, by_rate=by_rate, tell=say)
     finish(out, [LEVELS], document, render_sweep_markdown(document, o.release()))
     if json:
         emit_json({**document, "folder": str(out)})

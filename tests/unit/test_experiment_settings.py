@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collector.experiments.arm_settings import known_keys, parse_arm, parse_settings, virtual_arm
 from collector.experiments.folder import claim, fresh
-from collector.experiments.options import Asking, lengths, loads, one_load, slo_of
+from collector.experiments.options import Shared, lengths, loads, one_load, slo_of
 from collector.experiments.scenarios import PLAIN, SCENARIOS, find_scenario
 from collector.experiments.setting_up import arms_of, runner_of
 from collector.experiments.workload import Workload
 from engine_probe.errors import UsageError
+from tests.conftest import Ended
 
 
 def test_an_arm_is_a_name_and_settings() -> None:
@@ -125,36 +129,45 @@ def test_an_unknown_scenario_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "asking",
+    ("asked", "load"),
     [
-        Asking(rate=1.0, concurrency=2),
-        Asking(speed=2.0),
-        Asking(trace=Path("/no/such/trace")),
-        Asking(requests=0),
-        Asking(warmup=-1),
-        Asking(concurrency=0),
-        Asking(arrivals="never"),
-        Asking(groups=0),
-        Asking(shared_tokens=-1),
-        Asking(shared_ratio=1.5),
-        Asking(own_tokens="9-3"),
-        Asking(own_tokens="few"),
-        Asking(output_tokens="0"),
-        Asking(rate=-1.0),
+        (Shared(), {"rate": 1.0, "concurrency": 2}),
+        (Shared(speed=2.0), {}),
+        (Shared(trace=Path("/no/such/trace")), {}),
+        (Shared(requests=0), {}),
+        (Shared(warmup=-1), {}),
+        (Shared(), {"concurrency": 0}),
+        (Shared(arrivals="never"), {}),
+        (Shared(groups=0), {}),
+        (Shared(shared_tokens=-1), {}),
+        (Shared(shared_ratio=1.5), {}),
+        (Shared(own_tokens="9-3"), {}),
+        (Shared(own_tokens="few"), {}),
+        (Shared(output_tokens="0"), {}),
+        (Shared(), {"rate": -1.0}),
     ],
 )
-def test_what_is_asked_makes_sense(asking: Asking) -> None:
+def test_what_is_asked_makes_sense(asked: Shared, load: dict[str, Any]) -> None:
     """Each option on its own, and those that exclude each other."""
     with pytest.raises(UsageError):
-        asking.over(Workload())
+        asked.over(Workload(), **load)
+
+
+def test_both_verbs_take_what_they_share(kvscope: Callable[..., Ended]) -> None:
+    """Every field of `Shared` is an option of both, under the help of one."""
+    for verb in ("run", "sweep"):
+        told = kvscope("experiment", verb, "--help").out
+        for name in fields(Shared):
+            option = "--" + {"settings": "set"}.get(name.name, name.name).replace("_", "-")
+            assert option in told, (verb, option)
 
 
 def test_a_trace_has_its_own_arrivals(tmp_path: Path) -> None:
     """Options that would make up others are refused by name."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("{}\n")
-    with pytest.raises(UsageError, match="leave --rate, --own-tokens out"):
-        Asking(trace=trace, rate=3.0, own_tokens="64").over(Workload())
+    with pytest.raises(UsageError, match="leave --own-tokens, --rate out"):
+        Shared(trace=trace, own_tokens="64").over(Workload(), rate=3.0)
 
 
 def test_loads_are_numbers_above_zero() -> None:
@@ -186,13 +199,13 @@ def test_limits_are_those_given_else_of_interactive_traffic() -> None:
 def test_options_of_an_endpoint_without_one_are_refused() -> None:
     """They would be left out silently."""
     with pytest.raises(UsageError, match="--endpoint-off belongs"):
-        runner_of(None, "http://x", None, None, None, False, "words", 1000, 300, 0, True, None)
+        runner_of(Shared(), endpoint_off="http://x")
     with pytest.raises(UsageError, match="--prompt belongs"):
-        runner_of(None, None, None, None, None, False, "chat", 1000, 300, 0, True, None)
+        runner_of(Shared(prompt="chat"))
     with pytest.raises(UsageError, match="--insecure belongs"):
-        runner_of(None, None, None, None, None, True, "words", 1000, 300, 0, True, None)
+        runner_of(Shared(insecure=True))
     with pytest.raises(UsageError, match="--jobs"):
-        runner_of(None, None, None, None, None, False, "words", 1000, 300, 0, True, 0)
+        runner_of(Shared(jobs=0))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +223,7 @@ def test_an_endpoint_that_makes_no_sense_is_refused_before_it_is_asked(
 ) -> None:
     """Address, prompts and time."""
     with pytest.raises(UsageError) as told:
-        runner_of(url, None, None, None, None, False, prompt, vocab, timeout, 0, True, None)
+        runner_of(Shared(endpoint=url, prompt=prompt, vocab=vocab, timeout=timeout))
     assert words in told.value.message
 
 
