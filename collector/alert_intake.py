@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collector.services import Services
 
 NS: Final = 1_000_000_000
+LAST_NS: Final = (1 << 63) - 1
 LONGEST_NS: Final = 3_600 * NS
 """Of an alert that fires for long the newest hour is diagnosed."""
 AGAIN_NS: Final = 900 * NS
@@ -194,5 +195,6 @@ def _id(alert: OneAlert) -> str:
 
 
 def _ns(moment: datetime) -> int:
+    """ns since 1970; what lies before or beyond what ns can say (Go's zero time) is the nearest that they can."""
     whole = moment.replace(microsecond=0)
-    return int(whole.timestamp()) * NS + moment.microsecond * 1000
+    return min(max(int(whole.timestamp()) * NS + moment.microsecond * 1000, 0), LAST_NS)
