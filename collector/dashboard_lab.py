@@ -23,6 +23,7 @@ from collector import serving
 from collector.app import create_app
 from collector.dashboard_feed import Tables, feed, odd_requests
 from collector.settings import load_settings
+from engine_probe import listening
 from engine_probe.codec import ARROW_CONTENT_TYPE, encode_arrow
 from engine_probe.errors import CollectorError, ServerUnreachable, UsageError
 
@@ -82,10 +83,10 @@ def running_lab(seconds: float) -> Iterator[Lab]:
 def _collector(place: Path) -> Iterator[str]:
     settings = load_settings(
         store_url=str(place / "kvscope.duckdb"),
-        metrics={"ledger_interval_s": 2.0, "ledger_lookback_s": 120.0},
+        metrics={"ledger_interval_s": 2.0, "ledger_lookback_s": 120.0, "ledger_max_busy_ratio": 1.0},
         retention={"disk_budget_bytes": 50_000_000_000},
     )
-    with serving.listen("127.0.0.1", 0) as sock:
+    with listening.listen("127.0.0.1", 0) as sock:
         server = serving.make_server(create_app(settings), settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
@@ -95,7 +96,7 @@ def _collector(place: Path) -> Iterator[str]:
                 if not thread.is_alive() or time.monotonic() > deadline:
                     raise CollectorError("the collector of the check did not start; see its messages above")
                 time.sleep(0.01)
-            yield serving.url_of(sock)
+            yield listening.url_of(sock)
         finally:
             server.should_exit = True
             thread.join(READY_S)

@@ -36,6 +36,8 @@ _STEP_COLUMNS: Final = (
     "waiting_on",
 )
 _FACTS: Final = ("block_size", "num_blocks")
+SCRAPED: Final = ("requests_running", "requests_waiting", "kv_usage_ratio")
+"""Samples that stand in for what a worker's steps would tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Live:
         self.block_sizes: dict[str, int] = {}
         """Worker -> tokens in a KV block, where told; read by others, only ever grows and changes here."""
         self._num_blocks: dict[str, int] = {}
+        self._scraped: dict[str, dict[str, tuple[int, float]]] = {}
         self._lock = threading.Lock()
         self.num_dropped = 0
         self.sees_routes = False
@@ -79,6 +82,8 @@ class Live:
             self._add_steps(live_rows(tables["step"]))
         if "worker" in tables:
             self._add_facts(live_rows(tables["worker"]))
+        if "sample" in tables:
+            self._add_samples(live_rows(tables["sample"]))
 
     def open_requests(self, now_ns: int, limit: int) -> list[OpenRequest]:
         """The longest open first."""
@@ -96,6 +101,11 @@ class Live:
         """Worker -> its newest step: at_ns, step, num_running, waiting and block counts (None where not told)."""
         with self._lock:
             return {name: dict(state) for name, state in sorted(self._workers.items())}
+
+    def scraped(self) -> dict[str, dict[str, tuple[int, float]]]:
+        """Worker whose steps nobody tells -> name of SCRAPED -> (instant, value) of its newest sample, summed over its labels."""
+        with self._lock:
+            return {name: dict(found) for name, found in sorted(self._scraped.items()) if name not in self._workers}
 
     def num_blocks(self, worker: str) -> int | None:
         """Usable KV blocks of a worker, as its facts tell them."""
@@ -155,6 +165,22 @@ class Live:
             for of, column in ((self.block_sizes, "block_size"), (self._num_blocks, "num_blocks")):
                 if row[column] and (name in of or len(of) < self._max_workers):
                     of[name] = row[column]
+
+    def _add_samples(self, samples: pa.Table) -> None:
+        mine = samples.filter(pc.is_in(samples["name"], value_set=pa.array(SCRAPED)))
+        if mine.num_rows == 0:
+            return
+        # a worker with several series of a name (one a model or a rank) runs the sum of them
+        totals = mine.group_by(["worker", "name", "at_ns"]).aggregate([("value", "sum")]).to_pylist()
+        with self._lock:
+            for row in totals:
+                worker = row["worker"] or ""
+                if worker not in self._scraped and len(self._scraped) >= self._max_workers:
+                    continue
+                of_worker = self._scraped.setdefault(worker, {})
+                known = of_worker.get(row["name"])
+                if known is None or known[0] <= row["at_ns"]:
+                    of_worker[row["name"]] = (row["at_ns"], row["value_sum"])
 
     def _expire(self, now_ns: int) -> None:
         oldest = now_ns - self._expiry_ns

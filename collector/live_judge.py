@@ -22,6 +22,7 @@ from collector.counts.bounded import Names
 from diagnosis.alone import judge_alone
 from diagnosis.facts import Facts
 from diagnosis.hotspots.judge import find
+from diagnosis.hotspots.kinds import KINDS
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import regret_of
 from diagnosis.load import load
@@ -52,10 +53,12 @@ class LiveJudge:
         *,
         interval_s: float,
         lookback_s: float,
+        max_busy_ratio: float = 0.2,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store, self._book, self._worker = store, book, worker
         self._interval_s, self._lookback_ns, self._clock = interval_s, int(lookback_s * S), clock
+        self._max_busy_ratio = max_busy_ratio
         self._judged: dict[tuple[str, int], int] = {}
         self._started_ns = clock()
         self._since_ns = self._routed_until_ns = self._started_ns
@@ -187,7 +190,8 @@ class LiveJudge:
                 self._book.add(names.ROUTES_JUDGED, labels, float(judged[code]))
             self._routed_until_ns = until_ns
         recent_ns = now_ns - int(RECENT_S * S)
-        found: dict[tuple[str, str], int] = {}
+        # judged and none is 0 of every kind, which is not the same as never judged
+        found: dict[tuple[str, str], int] = {("", kind): 0 for kind in KINDS}
         for spot in find(observed).hotspots:
             if spot.interval["end_ns"] >= recent_ns:
                 name = spot.subject["id"] if spot.subject["kind"] == "worker" else None
@@ -198,10 +202,9 @@ class LiveJudge:
             self._hotspots = dict.fromkeys(self._hotspots, 0) | found
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
+        rest_s = self._interval_s
+        while not self._stopping.wait(rest_s):
             started = time.perf_counter()
             self.run_once()
             took_s = time.perf_counter() - started
-            if took_s > self._interval_s / 4:
-                # never more than a fifth of a core, however much came
-                self._stopping.wait(4 * took_s - self._interval_s)
+            rest_s = max(self._interval_s, took_s / self._max_busy_ratio - took_s)

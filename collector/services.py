@@ -176,6 +176,7 @@ def open_services(settings: Settings, store: Store | None) -> Services:
             fleet.worker,
             interval_s=most.ledger_interval_s,
             lookback_s=most.ledger_lookback_s,
+            max_busy_ratio=most.ledger_max_busy_ratio,
         )
         live_judge.start()
     services = Services(

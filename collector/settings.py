@@ -119,6 +119,9 @@ class MetricsSettings(_Section):
     ledger_lookback_s: float = _f(
         300.0, "s", "newest requests that a pass reads; longer ones are counted as skipped", gt=0
     )
+    ledger_max_busy_ratio: float = _f(
+        0.2, "ratio", "share of the time that passes may take; slow ones come more seldom", gt=0, le=1
+    )
 
 
 class SloSetting(_Section):

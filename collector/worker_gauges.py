@@ -1,4 +1,7 @@
-"""Gauges of workers on `/metrics`: what the newest step says, and open requests. A worker's gauges are as old as its step."""
+"""Gauges of workers on `/metrics`: what the newest step says, else the newest scraped sample, and open requests.
+
+A worker's gauges are as old as its step or sample.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,24 @@ _QUEUES: Final = {"num_waiting_prefill": "prefill", "num_waiting_decode": "decod
 
 def worker_gauges(live: Live, clock: Callable[[], int] = time.time_ns) -> Iterator[Metric]:
     """Every gauge that some worker tells."""
-    workers = live.workers()
+    workers, scraped = live.workers(), live.scraped()
     for column, family in _PLAIN.items():
-        yield _gauge(family, {(name,): state[column] for name, state in workers.items()})
-    yield _gauge(names.NEWEST_STEP, {(name,): state["at_ns"] / 1e9 for name, state in workers.items()})
+        more = _values(scraped, "requests_running") if family is names.REQUESTS_RUNNING else {}
+        yield _gauge(family, {**{(name,): state[column] for name, state in workers.items()}, **more})
+    instants: dict[tuple[str, ...], float | None] = {
+        (name,): max(at_ns for at_ns, _ in found.values()) / 1e9 for name, found in scraped.items()
+    }
+    yield _gauge(names.NEWEST_STEP, {**{(name,): state["at_ns"] / 1e9 for name, state in workers.items()}, **instants})
     yield _gauge(
         names.REQUESTS_WAITING,
-        {(name, queue): state[column] for name, state in workers.items() for column, queue in _QUEUES.items()},
+        {(name, queue): state[column] for name, state in workers.items() for column, queue in _QUEUES.items()}
+        | {(*labels, ""): value for labels, value in _values(scraped, "requests_waiting").items()},
     )
     yield _gauge(
         names.WAITING_ON,
         {(name, on): count for name, state in workers.items() for on, count in (state["waiting_on"] or {}).items()},
     )
-    yield from _of_blocks(live, workers)
+    yield from _of_blocks(live, workers, _values(scraped, "kv_usage_ratio"))
     if live.sees_routes:
         now_ns = clock()
         oldest = live.oldest_open_ns(now_ns)
@@ -45,7 +53,13 @@ def worker_gauges(live: Live, clock: Callable[[], int] = time.time_ns) -> Iterat
         yield _gauge(names.OLDEST_OPEN, {(): 0.0 if oldest is None else (now_ns - oldest) / 1e9})
 
 
-def _of_blocks(live: Live, workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+def _values(scraped: Mapping[str, Mapping[str, tuple[int, float]]], name: str) -> dict[tuple[str, ...], float]:
+    return {(worker,): found[name][1] for worker, found in scraped.items() if name in found}
+
+
+def _of_blocks(
+    live: Live, workers: Mapping[str, Mapping[str, Any]], scraped_usage: Mapping[tuple[str, ...], float]
+) -> Iterator[Metric]:
     states: dict[tuple[str, ...], float | None] = {}
     capacity: dict[tuple[str, ...], float | None] = {}
     usage: dict[tuple[str, ...], float | None] = {}
@@ -64,7 +78,7 @@ def _of_blocks(live: Live, workers: Mapping[str, Mapping[str, Any]]) -> Iterator
             fragmentation[(name,)] = wasted / (used * size)
     yield _gauge(names.KV_BLOCKS, states)
     yield _gauge(names.KV_CAPACITY, capacity)
-    yield _gauge(names.KV_USAGE, usage)
+    yield _gauge(names.KV_USAGE, {**scraped_usage, **usage})
     yield _gauge(names.KV_FRAGMENTATION, fragmentation)
 
 

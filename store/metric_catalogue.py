@@ -58,7 +58,7 @@ BOUNDED: Final = {
     "tenant": "the KVSCOPE_METRICS__TOP_TENANTS largest; the rest is `other`; empty: not told",
     "prefix": "the KVSCOPE_METRICS__TOP_PREFIXES most asked for, as 16 hex digits; the rest is `other`",
     "tier": "device, host, disk, remote; of hits device, host, remote",
-    "queue": "prefill (waiting for the first schedule), decode (admitted, waiting to go on)",
+    "queue": "prefill (waiting for the first schedule), decode (admitted, waiting to go on); empty: a scraped engine, which does not say",
     "on": "what a request in the queue waits for: blocks, budget, seats, dependency, unknown",
     "part": "schedule, alloc, forward, sample, kv_load, probe",
     "phase": "prefill, decode, recompute",
@@ -207,7 +207,7 @@ WAITING_ON: Final = _gauge("requests_waiting_on", "newest step: waiting requests
 OLDEST_WAIT: Final = _gauge("oldest_wait_seconds", "longest wait in the queue, newest step", "worker")
 NEWEST_STEP: Final = _gauge(
     "newest_step_timestamp_seconds",
-    "instant of the newest step, as Unix time; the gauges of a worker are as old",
+    "instant of the newest step (of an engine that is only scraped: sample), as Unix time; the gauges of a worker are as old",
     "worker",
 )
 STEP: Final = _histogram("step_seconds", "length of scheduler steps", "worker")

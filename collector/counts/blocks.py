@@ -31,7 +31,7 @@ _USES: Final = ("stored", "hit", "loaded")
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Final = np.uint64(0)
 _SCRATCH: Final = 1 << 17
-_SCRATCH_MASK: Final = np.uint64(_SCRATCH - 1)
+_SCRATCH_BITS: Final = np.uint64(64 - 17)
 
 U64 = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
@@ -140,8 +140,8 @@ class Blocks:
         returned = self._gone[place_of_stored] == key[stored]
         self._gone[place] = key[is_gone]
         last = np.full(_SCRATCH, -1, dtype=np.int32)  # where this batch evicted the blocks of a slot last
-        last[key[is_gone] & _SCRATCH_MASK] = is_gone
-        before = last[key[stored] & _SCRATCH_MASK]
+        last[(key[is_gone] * _MIX) >> _SCRATCH_BITS] = is_gone
+        before = last[(key[stored] * _MIX) >> _SCRATCH_BITS]
         # evicted and stored again within this batch: the eviction's row has to come first
         is_here = (before >= 0) & (key[before] == key[stored])
         is_over = is_here & (before < stored)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 SAMPLE: Final = 8
 SLOTS: Final = 1 << 17
-_CHOOSE: Final = np.uint64(SAMPLE - 1)
+_CHOSEN_BITS: Final = np.uint64(64 - 3)
 _SLOT_BITS: Final = np.uint64(64 - 17)
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 
 U64 = npt.NDArray[np.uint64]
@@ -30,7 +31,8 @@ class ReuseGaps:
 
     def observe(self, key: U64, at_ns: I64, rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
         """(rows, s) of the gaps that end with the uses `rows` (numbers of rows of `key` and `at_ns`, in their order)."""
-        rows = rows[(key[rows] & _CHOOSE) == 0]
+        # by bits that mixing made of all others: hashes of some sources have their low bits in common
+        rows = rows[(key[rows] * _SPREAD) >> _CHOSEN_BITS == 0]
         if len(rows) == 0:
             return rows, np.zeros(0)
         rows = rows[np.argsort(key[rows], kind="stable")]

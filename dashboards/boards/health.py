@@ -178,7 +178,7 @@ BOARD: Final = Board(
                     "Contradictions by check",
                     "1 while counters, events, client and engine contradict each other.",
                     PLAIN,
-                    Query(f"max by (check) ({names.CONTRADICTIONS.name}) > 0", "{{check}}"),
+                    Query(f"max by (check) ({names.CONTRADICTIONS.name})", "{{check}}"),
                 ),
             ),
         ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from collector.live import Live
+from collector.worker_gauges import worker_gauges
 from engine_probe.schema import table_from_rows
+from store import metric_catalogue as names
 
 NOW_NS = 1_764_403_200_000_000_000
 S = 1_000_000_000
@@ -101,3 +103,59 @@ def test_rows_of_runs_are_no_live_rows() -> None:
         worker=[{"worker": "a", "at_ns": NOW_NS, "block_size": 16, "run_id": "old"}],
     )
     assert (open_ids(live), live.workers(), live.block_sizes, live.sees_routes) == ([], {}, {}, False)
+
+
+def test_an_engine_that_is_only_scraped_has_gauges_too() -> None:
+    """The newest sample of each name, its series summed; a worker whose steps are told needs none."""
+    live = Live(10, 60)
+
+    def sample(worker: str, name: str, value: float, at_ns: int = NOW_NS) -> dict[str, Any]:
+        return {"worker": worker, "name": name, "value": value, "at_ns": at_ns}
+
+    told(
+        live,
+        sample=[
+            sample("llama", "requests_running", 1.0, NOW_NS - 5),
+            sample("llama", "requests_running", 2.0),
+            sample("llama", "requests_running", 3.0),
+            sample("llama", "kv_usage_ratio", 0.25),
+            sample("llama", "gpu_util", 0.9),
+            sample("vllm", "requests_running", 7.0),
+        ],
+        step=[{"worker": "vllm", "at_ns": NOW_NS, "step": 1, "num_running": 8}],
+        worker=[{"worker": "vllm", "at_ns": NOW_NS, "block_size": 16, "num_blocks": 100}],
+    )
+    assert live.scraped() == {"llama": {"requests_running": (NOW_NS, 5.0), "kv_usage_ratio": (NOW_NS, 0.25)}}
+    assert live.block_sizes == {"vllm": 16}
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in worker_gauges(live)
+        for sample in metric.samples
+    }
+    assert found[(names.REQUESTS_RUNNING.name, "llama")] == 5.0
+    assert found[(names.REQUESTS_RUNNING.name, "vllm")] == 8
+    assert found[(names.KV_USAGE.name, "llama")] == 0.25
+    assert found[(names.KV_CAPACITY.name, "vllm")] == 100
+    assert (names.REQUESTS_WAITING.name, "llama", "") not in found, "not told"
+
+
+def test_gauges_of_blocks_sum_to_the_capacity() -> None:
+    """100 blocks: 60 used, 30 cached, so 10 are free; 64 of 60 * 16 slots are wasted. Without the cached ones free is not known."""
+    live = Live(10, 60)
+    step = {"at_ns": NOW_NS, "step": 1, "blocks_total": 100, "blocks_used": 60, "wasted_slots": 64}
+    told(
+        live,
+        step=[step | {"worker": "a", "blocks_cached": 30}, step | {"worker": "b"}],
+        worker=[{"worker": "a", "at_ns": NOW_NS, "block_size": 16}],
+    )
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in worker_gauges(live)
+        for sample in metric.samples
+    }
+    states = {state: found[(names.KV_BLOCKS.name, "a", state)] for state in ("used", "cached", "free")}
+    assert states == {"used": 60, "cached": 30, "free": 10}
+    assert found[(names.KV_USAGE.name, "a")] == 0.6
+    assert found[(names.KV_FRAGMENTATION.name, "a")] == 64 / 960
+    assert (names.KV_BLOCKS.name, "b", "free") not in found
+    assert (names.KV_FRAGMENTATION.name, "b") not in found
