@@ -141,7 +141,7 @@ def _behind_others(target: I64, begin: F64, end: F64, wait: F64) -> tuple[F64, F
         joined[1:] = np.abs(begin[mine][1:] - end[mine][:-1]) <= AT_ONCE_S
         first = np.maximum.accumulate(np.where(joined, 0, np.arange(len(mine))))
         alone = wait[mine][~joined]
-        usual = float(np.quantile(alone, 0.1)) if len(alone) else 0.0
+        usual = float(np.quantile(alone, 0.1, method="inverted_cdf")) if len(alone) else 0.0
         floor[mine] = np.minimum(usual, wait[mine])
         busy = begin[mine] - begin[mine][first]
         link[mine] = np.clip(np.minimum(wait[mine] - floor[mine], busy), 0.0, None)
