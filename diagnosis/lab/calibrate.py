@@ -1,6 +1,6 @@
 """From runs of the lab to `diagnosis/calibration.toml`: what chance reaches where nothing is wrong, and what certainty is worth.
 
-A threshold is the larger of what its cause declares as material and MARGIN times the largest that the null runs reached. Confidence is
+A threshold is the larger of what its cause declares as material and MARGIN times what 99 of 100 null runs stay within. Confidence is
 an isotonic fit of "the first cause is right" on certainty, in few levels of at least FEWEST runs, read off by straight lines.
 """
 
@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from diagnosis.calibration import MARGIN, declared
 from diagnosis.lab.confusion import is_first_right
 from diagnosis.lab.plan import is_null
 from diagnosis.lab.results import from_document
+from diagnosis.quantiles import nearest_rank
 
 EDGES = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.995, 1.0)
 FEWEST = 20
+WITHIN = "0.99"
 
 
 def calibrated(documents: Sequence[Mapping[str, Any]], seeds: str) -> str:
@@ -83,8 +87,8 @@ def _thresholds(nulls: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for name, told in declared().items():
         heard = [each["noted"][name] for each in nulls if name in each.get("noted", {})]
-        largest = max(heard, default=None)
-        value = told.least if largest is None else max(told.least, MARGIN * largest)
+        within = nearest_rank(np.asarray(heard), WITHIN) if heard else None
+        value = told.least if within is None else max(told.least, MARGIN * within)
         lines += [
             f'[thresholds."{name}"]',
             f'says = "{told.says}"',
@@ -92,7 +96,7 @@ def _thresholds(nulls: Sequence[Mapping[str, Any]]) -> list[str]:
             f"value = {value:.6g}",
             f"least = {told.least:.6g}",
             f"measured_in = {len(heard)}",
-            *([] if largest is None else [f"largest = {largest:.6g}"]),
+            *([] if within is None else [f"within = {within:.6g}"]),
             "",
         ]
     return lines

@@ -293,7 +293,7 @@ def test_a_calibration_is_a_file_that_is_read() -> None:
     assert found["thresholds"]["load_step.growth"]["value"] == pytest.approx(0.15)
     assert found["thresholds"]["load_step.growth"]["measured_in"] == 2
     assert found["thresholds"]["front_end.rise"]["value"] == found["thresholds"]["front_end.rise"]["least"] == 0.001
-    assert "largest" not in found["thresholds"]["front_end.rise"]
+    assert "within" not in found["thresholds"]["front_end.rise"]
     assert found["confidence"]["certainty"] == [0.0, 1.0]
 
 
