@@ -82,3 +82,20 @@ def _leaves(model: type) -> int:
         else 1
         for field in fields
     )
+
+
+def test_slo_rules_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment; a limit of 0 or an unknown preset is said to make no sense."""
+    rule = '[{"name": "gold", "tenant": "acme", "ttft_s": 0.5}, {"name": "slow", "workload": "batch", "e2e_s": 900}]'
+    monkeypatch.setenv("KVSCOPE_SLO__RULES", rule)
+    monkeypatch.setenv("KVSCOPE_SLO__DEFAULT", "code")
+    slo = load_settings().slo
+    assert [(one.name, one.tenant, one.workload, one.ttft_s, one.e2e_s) for one in slo.rules] == [
+        ("gold", "acme", None, 0.5, None),
+        ("slow", None, "batch", None, 900),
+    ]
+    assert slo.default == "code"
+    for wrong in ('[{"name": "Gold!"}]', '[{"name": "g", "ttft_s": 0}]', "no JSON", '[{"nam": "g"}]'):
+        monkeypatch.setenv("KVSCOPE_SLO__RULES", wrong)
+        with pytest.raises(UsageError, match=r"slo"):
+            load_settings()
