@@ -1,4 +1,4 @@
-"""Runs the app under uvicorn: a socket bound before anything else, slow headers cut off, and a stop that loses nothing.
+"""Runs the app under uvicorn: slow headers cut off, and a stop that loses nothing.
 
 Draining: the first SIGTERM or SIGINT turns `/readyz` and new batches to 503 while what was accepted is finished and
 committed; when nothing is left on its way, or after `drain_timeout_s`, the listener closes and the process ends with 0.
@@ -8,7 +8,6 @@ A second signal ends it without waiting for batches (what was acknowledged is on
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import socket
@@ -26,46 +25,12 @@ from uvicorn.server import ServerState
 from collector import problems
 from collector.services import Services
 from collector.settings import Settings
-from engine_probe.errors import BadRequest, CannotListen, NotReady, UsageError
+from engine_probe.errors import BadRequest, NotReady
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 CLOSING_S = 2
 """Time for answers that are being sent when the listener closes."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address: who connects from now on waits, and is answered. Raises CannotListen (taken, not allowed), UsageError (no such address)."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise UsageError(f"{host} is no address of this machine: {error}", host=host) from error
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.set_inheritable(False)
-    except OSError as error:
-        sock.close()
-        why = {
-            errno.EADDRINUSE: "another process listens there; stop it, or choose another port with --port",
-            errno.EACCES: "this user may not; choose a port above 1023 with --port",
-            errno.EADDRNOTAVAIL: "this machine has no such address; choose one of its own with --host",
-        }.get(error.errno or 0, str(error))
-        raise CannotListen(f"cannot listen on {host} port {port}: {why}", host=host, port=port) from error
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """URL under which a bound socket is reached from this machine."""
-    host, port = sock.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> None:

@@ -26,10 +26,11 @@ from engine_probe.engine.kv_identity import KvIdentity
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.server.assembly import Assembled, ServerOptions, assemble
 from engine_probe.engine.server.model import ServedModel
-from engine_probe.engine.server.serving import Server, listen, serve, url_of
+from engine_probe.engine.server.serving import Server, serve
 from engine_probe.engine.torch_executor.chat_template import ChatTemplate
 from engine_probe.engine.torch_executor.executor import TorchExecutor, TorchOptions
 from engine_probe.engine.torch_executor.tokenizer import ByteTokenizer
+from engine_probe.listening import listen, url_of
 from engine_probe.sink import MemorySink
 from tests.torch_models import TINY
 

@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         from collector.output import emit_json
         from collector.services import open_configured
         from collector.settings import load_settings
+        from engine_probe import listening
 
         settings = load_settings(
             store_url=store,
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
         )
         logs.configure(settings.log.level, settings.log.format)
         create_app(settings)  # says what is wrong with the settings before a file or a port is touched
-        sock = serving.listen(settings.server.host, settings.server.port)
+        sock = listening.listen(settings.server.host, settings.server.port)
         bound = settings.server.model_copy(
             update={"port": sock.getsockname()[1]}
         )  # for links, where any free one was taken
@@ -59,7 +60,7 @@ def register(app: typer.Typer) -> None:
         with sock:
             opened = open_configured(settings)
             try:
-                url = serving.url_of(sock)
+                url = listening.url_of(sock)
                 for line in welcome(url, opened, settings):
                     say(line)
                 if as_json:

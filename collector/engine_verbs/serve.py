@@ -115,10 +115,11 @@ def serve(
         from engine_probe.engine.server.guard import check_address, is_loopback
         from engine_probe.engine.server.kv_publisher import is_reached_by_others
         from engine_probe.engine.server.model import load_model
-        from engine_probe.engine.server.serving import Server, listen, url_of
+        from engine_probe.engine.server.serving import Server
         from engine_probe.engine.server.serving import serve as run
         from engine_probe.engine.torch_executor.device import use_threads
         from engine_probe.engine.torch_executor.executor import TorchOptions
+        from engine_probe.listening import listen, url_of
     except ImportError as error:
         raise UsageError(
             f"the engine needs the package {error.name or 'torch'}: pip install '.[service,engine]' in kvscope's folder"

@@ -18,6 +18,7 @@ from collector import serving
 from collector.app import create_app
 from collector.settings import Settings, load_settings
 from engine_probe.codec import encode_arrow
+from engine_probe.listening import listen, url_of
 from engine_probe.schema import table_from_rows
 from store.interface import Store
 
@@ -70,7 +71,7 @@ class Collector:
 @contextmanager
 def running(path: Path | str, *, store: Store | None = None, **settings: Any) -> Iterator[Collector]:
     """A collector with its store at `path`, until the block ends; settings as nested dicts."""
-    with serving.listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1", 0) as sock:
         address = sock.getsockname()[:2]
         server = {"port": address[1], **settings.pop("server", {})}
         made = load_settings(**{"store_url": str(path), "server": server, **settings})
@@ -83,7 +84,7 @@ def running(path: Path | str, *, store: Store | None = None, **settings: Any) ->
             assert thread.is_alive(), "the collector did not start"
             assert time.monotonic() < deadline, "the collector took too long to start"
             time.sleep(0.005)
-        url = serving.url_of(sock)
+        url = url_of(sock)
         try:
             with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
                 yield Collector(url, app, client, (str(address[0]), int(address[1])), serves)

@@ -20,6 +20,7 @@ import httpx
 from collector import serving
 from collector.app import create_app
 from collector.settings import load_settings
+from engine_probe.listening import listen
 from store.interface import Batch, Receipt
 from store.open import open_store
 from tests.integration.collector_harness import Collector, request_row, running, step_row
@@ -139,7 +140,7 @@ def test_question_that_the_end_cuts_off_is_told_so(tmp_path: Path) -> None:
 
 def test_port_in_use_is_said_with_what_to_do(tmp_path: Path) -> None:
     """Exit code 3 and one line, before the store is touched."""
-    with serving.listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1", 0) as sock:
         sock.listen()
         port = sock.getsockname()[1]
         ended = _ended("--port", str(port), "--store", str(tmp_path / "never.duckdb"))

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from collector import serving
 from collector.app import create_app, read_token
 from collector.guard import is_loopback
 from collector.settings import load_settings
 from engine_probe.errors import UsageError
+from engine_probe.listening import listen, url_of
 from tests.integration.collector_harness import Collector, running, step_row
 
 TOKEN = "correct-horse-battery-staple"
@@ -112,9 +112,9 @@ def test_token_file_of_any_editor_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]"])
 def test_who_connects_to_a_bound_address_is_answered(host: str) -> None:
     """The address is announced once it can be connected to, also one of the other loopback addresses."""
-    with serving.listen(host, 0) as sock:
+    with listen(host, 0) as sock:
         socket.create_connection(sock.getsockname()[:2], timeout=5).close()
-        assert is_loopback(serving.url_of(sock).removeprefix("http://").rpartition(":")[0])
+        assert is_loopback(url_of(sock).removeprefix("http://").rpartition(":")[0])
 
 
 def test_rebound_name_and_foreign_page_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs the server: a socket bound before the model is loaded, uvicorn over it, and an end that loses no answer.
+"""Runs the server: uvicorn over a socket that listens since before the model was loaded, and an end that loses no answer.
 
 The first SIGTERM or SIGINT refuses new requests (503) and lets those under way finish; after `drain_s` they end with an
 error that says so. A second signal ends it at once.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import time
@@ -19,42 +18,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from engine_probe.engine.server.front_end import FrontEnd
-from engine_probe.errors import CannotListen, UsageError
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 CLOSING_S = 2
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket that listens. Raises CannotListen, UsageError."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (socket.gaierror, UnicodeError, OverflowError) as error:
-        raise UsageError(f"{host} port {port} is no address of this machine: {error}", host=host) from error
-    family, kind, protocol, _, address = found
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        why = {
-            errno.EADDRINUSE: "another process listens there; stop it, or choose another port with --port",
-            errno.EACCES: "this user may not; choose a port above 1023 with --port",
-            errno.EADDRNOTAVAIL: "this machine has no such address; choose one of its own with --host",
-        }.get(error.errno or 0, str(error))
-        raise CannotListen(f"cannot listen on {host} port {port}: {why}", host=host, port=port) from error
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """Where a bound socket is reached from this machine."""
-    host, port = sock.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
