@@ -4,6 +4,9 @@ Idea: near saturation a little more work for each step makes everybody wait long
 and they were not longer, that growth is no cause of its own: it follows from what made the steps longer. Paired runs of the lab show
 it: of a probe that owns 26 % of a P99 by its own seconds, 100 % goes when it is taken out.
 
+Whoever limits what a step takes in (seats, a token budget) or sends more of it reshapes the steps for all: some wait longer and others
+less, and what it did is the sum of both.
+
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
 where it has LEADS of them or more; where nobody has, they stay unexplained.
 """
@@ -32,6 +35,8 @@ FILLS_STEPS = frozenset(
 requests that are asked again."""
 QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode_bandwidth")
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
+RESHAPES = frozenset(("queue_budget", "queue_seats"))
+"""Rows of those who decide how much a step takes in; what got shorter by that is theirs too."""
 OWN_WORK = "own_prefill"
 """It follows too where requests are of the same kind: the same prompt takes longer in steps that it shares with more."""
 LEADS = 0.5
@@ -52,7 +57,7 @@ def follows(
     taken      rows that some claim owns
     same_kind  both windows have the same mix of requests
     """
-    fills = {name: abs(seconds) for name, seconds in owned_s.items() if FILLS_STEPS.intersection(rows_of[name])}
+    fills = {name: abs(s) for name, s in owned_s.items() if (FILLS_STEPS | RESHAPES).intersection(rows_of[name])}
     if not fills:
         return None
     leader = max(fills, key=lambda name: (fills[name], name))
@@ -60,9 +65,11 @@ def follows(
         return None
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
     wanted = {*QUEUES, OWN_WORK} if same_kind else set(QUEUES)
+    if reshapes := bool(RESHAPES.intersection(rows_of[leader])):
+        wanted.add("slow_steps")
     found = [
         row.name
         for row in rows
-        if row.name in wanted - set(taken) and sign * (row.mean_s if by_mean else row.quantile_s) > 0
+        if row.name in wanted - set(taken) and (reshapes or sign * (row.mean_s if by_mean else row.quantile_s) > 0)
     ]
     return (leader, found) if found else None

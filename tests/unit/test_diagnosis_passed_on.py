@@ -53,6 +53,15 @@ def test_longer_prompts_do_not_follow_where_requests_are_of_another_kind() -> No
     assert followed({"mix_shift": 0.01}, told, same_kind=False) == ("mix_shift", ["queue_load"])
 
 
+def test_who_reshapes_the_steps_owns_what_got_shorter_too() -> None:
+    """A smaller budget: 90 ms more waiting for it, 40 ms longer own prefills, 10 ms less waiting behind others: the sum of them is its doing."""
+    told = rows(queue_budget=0.09, own_prefill=0.04, queue_load=-0.01, slow_steps=-0.02, front_end=0.001)
+    found = follows(
+        {"chunk_budget": 0.09}, {"chunk_budget": ["queue_budget"]}, {"queue_budget"}, told, by_mean=True, same_kind=True
+    )
+    assert found == ("chunk_budget", ["own_prefill", "queue_load", "slow_steps"])
+
+
 def test_what_is_over_takes_its_queue_along() -> None:
     """Latency fell by 10 ms when slow steps ended, and the queue by 20 ms; what rose meanwhile stays."""
     told = rows(slow_steps=-0.01, queue_load=-0.02, shared_prefill=0.001)
