@@ -27,7 +27,7 @@ from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
-from diagnosis.side import side_of
+from diagnosis.side import opening, side_of
 from diagnosis.side_effects import side_effects
 from diagnosis.sight import equal_sight
 from diagnosis.spent import Context, long_prefill_tokens
@@ -96,9 +96,10 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         causes = []
     told, untold = answers(claims, causes, case)
     causes, excluded = [*causes, *told], excluded + untold
+    side = side_of(case, judged, effects.result())
     return Verdict(
         status=concluded.status,
-        verdict=concluded.sentence + contradiction(told, checks),
+        verdict=opening(side, concluded.status) + concluded.sentence + contradiction(told, checks),
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,
@@ -114,7 +115,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         composition=composition(names, parts_b, parts_s, judged.quantile, mix),
         attribution=rows,
         causes=causes,
-        side=asdict(side_of(case, judged, effects.result())),
+        side=asdict(side),
         side_effects=effects.result(),
         unexplained=unexplained(rows, causes, delta),
         excluded=excluded + more_excluded,

@@ -103,6 +103,13 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
     )
 
 
+def opening(side: Side, status: str) -> str:
+    """How a verdict's sentence begins where something moved: with the side; nothing where nothing did, or nobody can tell."""
+    if status not in ("explained", "not_observable") or side.side in ("neither", "unknown"):
+        return ""
+    return f"{WORDS[side.side]}: "
+
+
 def _moved(name: str, case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) -> tuple[float, bool] | None:
     """(change of the mean, s; whether it is beyond noise and material) of TTFT or TPOT; None where nothing tells."""
     if name == case.metric:

@@ -35,7 +35,6 @@ def render(verdict: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) 
     """Text of a verdict document (`Verdict.to_dict()`), `width` columns wide. `sql` False leaves the queries out."""
     page = _Page(width)
     parts = [
-        _side(page, verdict),
         page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}"),
         _about(page, verdict),
         _attribution(page, verdict),
@@ -52,8 +51,7 @@ def render(verdict: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) 
 def summary(verdict: Mapping[str, Any], *, width: int = WIDTH) -> str:
     """The short form: the sentence, and where the change comes from."""
     page = _Page(width)
-    said = page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}")
-    return "\n\n".join(part for part in (_side(page, verdict), said, _attribution(page, verdict)) if part)
+    return page.wrap(f"{STATUS[verdict['status']]}: {verdict['verdict']}") + "\n\n" + _attribution(page, verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +68,6 @@ class _Page:
         return wrapped(words, self.width - 2, " " * 4, " " * 6).replace("\n", " \\\n")
 
 
-def _side(page: _Page, verdict: Mapping[str, Any]) -> str:
-    """The rule of thumb: prefill side, decode side, or the batch."""
-    side = verdict.get("side")
-    return "" if side is None else page.wrap(side["statement"])
-
-
 def _about(page: _Page, verdict: Mapping[str, Any]) -> str:
     lines = []
     for side in ("baseline", "suspect"):
@@ -88,6 +80,8 @@ def _about(page: _Page, verdict: Mapping[str, Any]) -> str:
         )
         lines.append(page.wrap(told, indent=10))
     lines.append(f"vantage   {verdict['vantage']}")
+    if verdict.get("side") is not None:
+        lines.append(page.wrap(f"side      {verdict['side']['statement']}", indent=10))
     return "\n".join(lines + [page.wrap(f"note      {note}", indent=10) for note in verdict["notes"]])
 
 

@@ -60,11 +60,13 @@ def exchanged(made: Callable[[], room.Pair]) -> room.Pair:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_side_is_what_moved(made: Callable[[], room.Pair], side: str, begins: str) -> None:
-    """By the scenarios of causes that are known to sit there; it is the first line of the text."""
+    """By the scenarios of causes that are known to sit there; the verdict's first line begins with it."""
     found = document(made())
     assert found["side"]["side"] == side
     assert found["side"]["statement"].startswith(begins)
-    assert " ".join(render(found).split()).startswith(begins)
+    assert begins in " ".join(render(found).split())
+    is_told = found["status"] == "explained" and side not in ("neither", "unknown")
+    assert found["verdict"].startswith(f"{begins.partition(':')[0]}: ") == is_told
 
 
 def test_what_got_better_is_on_a_side_too() -> None:
