@@ -12,10 +12,10 @@ import numpy as np
 
 from diagnosis import ledger as ledgers
 from diagnosis import quality, timeline
+from diagnosis.checks.check import Check
 from diagnosis.facts import Facts
 from diagnosis.judge import reuse_ratio
 from diagnosis.ledger import Ledger
-from diagnosis.checks.check import Check
 from diagnosis.spent import Context, long_prefill_tokens
 from diagnosis.work_model import calibrate
 

@@ -76,6 +76,8 @@ class RequestFacts:
     prefix: Obj
     finished: Bool
     gaps: Gaps | None
+    model: Obj | None = None
+    """What each asked for (a LoRA adapter's name where there are such), [n]; None where all asked for the same."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where a number does not stand in the rows of the judged vantage: `engine` (in part), or `estimated` from counters."""
     num_invalid: int = 0
@@ -220,6 +222,22 @@ class BlockTotals:
     restored: int | None
     cleared: int
     sample_rate: float | None = None
+    tier_taken: int = 0
+    """Blocks that a slower tier took in, gave up, and that were loaded from one."""
+    tier_given_up: int = 0
+    tier_loaded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharingFacts:
+    """How far prompts begin like another prompt of the window, by their block chains.
+
+    rows     [k] requests that were looked at: neighbours in time, so that two windows are looked at alike
+    tokens   [k] leading tokens that each of them has in common with another one
+    """
+
+    rows: I64
+    tokens: F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +350,12 @@ class Facts:
     """None where one worker served, or what was recorded tells nothing of routing."""
     handover: HandoverFacts | None = None
     """None where no KV moved between workers, or no transfer was recorded."""
+    sharing: SharingFacts | None = None
+    """None where prompts do not tell their blocks."""
+    loaded_bytes: F64 | None = None
+    """[n] bytes that each request loaded from a slower tier, NaN where it is not told; None where nothing was loaded."""
+    step_extras: Mapping[str, F64] = field(default_factory=dict)
+    """By row of the ledger, [m] seconds of each step beyond its work; found by comparing windows (`step_reasons.py`)."""
 
     @property
     def duration_s(self) -> float:

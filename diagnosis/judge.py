@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis import ledger as ledgers
-from diagnosis import quality, sampled, timeline
+from diagnosis import pair, quality, sampled, timeline
 from diagnosis.attribution import attribute
 from diagnosis.cause import Case
 from diagnosis.censored import Waits, stand_in, waits
@@ -31,6 +31,7 @@ from diagnosis.side import opening, side_of
 from diagnosis.side_effects import side_effects
 from diagnosis.sight import equal_sight
 from diagnosis.spent import Context, long_prefill_tokens
+from diagnosis.step_reasons import with_step_extras
 from diagnosis.tables import attribution_rows, change, composition, unexplained
 from diagnosis.traffic import traffic
 from diagnosis.verdict import Verdict
@@ -44,6 +45,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     """The verdict on why `metric` differs between two windows. Raises BadWindow where a window has no such metric."""
     checks = [*quality.check(base), *quality.check(suspect), *quality.between(base, suspect)]
     base, suspect, unequal = equal_sight(base, suspect)
+    base, suspect = with_step_extras(base, suspect)
     counted = (_counted(base, metric), _counted(suspect, metric))
     with beside() as pool:  # what needs no ledger goes on beside the ledgers
         weighed = pool.submit(_weigh, base, suspect, counted, metric, quantile, seed)
@@ -164,9 +166,11 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
     prefill = base.requests.get("prefill_s")
     usual = float(np.nanmedian(prefill)) if np.isfinite(prefill).any() else 0.0
 
+    told = pair.compare(base, suspect)
+
     def write(facts: Facts, other: Facts, *, is_suspect: bool) -> Ledger:
         off = quality.caching_is_off(facts)[0]
-        context = Context(model, most, long_tokens, reuse_ratio(other), off, usual, is_suspect)
+        context = Context(model, most, long_tokens, reuse_ratio(other), off, usual, is_suspect, told[is_suspect])
         return ledgers.write(facts, metric, context)
 
     return write(base, suspect, is_suspect=False), write(suspect, base, is_suspect=True)

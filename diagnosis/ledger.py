@@ -18,6 +18,8 @@ from diagnosis.censored import METRICS as CENSORED_METRICS
 from diagnosis.censored import at_least_s
 from diagnosis.censored import counted as counts
 from diagnosis.facts import F64, I64, Bool, Facts
+from diagnosis.offset import attempts_before
+from diagnosis.overheads import lookup_parts
 from diagnosis.rows import HANDOVER, HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.sampled import beside_rate
 from diagnosis.spent import Context, own_work, token_s
@@ -199,10 +201,15 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     sheet.add("preemption_recompute", stalled)
     rest = left - hot - queue - prefill - stalled
     rest = _carve_handover(sheet, facts, rest, before_first=True)
-    rest = sheet.carve(rest, "lookup_overhead", r.get("cache_lookup_s"))
+    looked, locked = lookup_parts(r)
+    rest = sheet.carve(rest, "lookup_overhead", looked)
+    rest = sheet.carve(rest, "cache_lock_contention", locked)
     rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
-    retried = _attempts_before(facts)
+    rest = sheet.carve(rest, "tier_load", r.get("kv_load_s"))
+    retried = attempts_before(facts)
     rest = sheet.carve(rest, "client_retries", retried)
+    if context.pair.offset_s is not None:
+        rest = sheet.carve(rest, "fixed_offset", context.pair.offset_s)
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
     if facts.handover is not None:  # between caller and prefill worker lies the hand-over too
         retried = retried + np.where(
@@ -237,18 +244,6 @@ def _carve_handover(sheet: Sheet, facts: Facts, left: F64, *, before_first: bool
     for name in HANDOVER:
         left = sheet.carve(left, name, np.where(here, facts.handover.parts[name], 0.0))
     return left
-
-
-def _attempts_before(facts: Facts) -> F64:
-    """Seconds between caller and engine beyond the usual, of requests that were asked again: the attempts before the last, [n].
-
-    Who waits for all attempts is the caller; the engine's row is that of the one that was served.
-    """
-    r = facts.requests
-    between, again = r.get("network_s"), r.get("retry_count") > 0
-    once = between[np.isfinite(between) & ~again]
-    usual = float(np.median(once)) if len(once) else 0.0
-    return np.where(again & np.isfinite(between), np.maximum(between - usual, 0.0), 0.0)
 
 
 def _queue_and_prefill(facts: Facts, at_least: F64) -> tuple[F64, F64, F64]:
@@ -343,8 +338,9 @@ def _shared_with(
         for name, seconds in out.items():
             if name in spent.tokens:
                 seconds -= mine_s * spent.tokens[name] / np.maximum(total, 1e-12)
-        if "lookup_overhead" in out:  # its own stands beside its prefill
-            out["lookup_overhead"] -= known_or_0(r.get("cache_lookup_s"))
+        for name, looked in zip(("lookup_overhead", "cache_lock_contention"), lookup_parts(r), strict=True):
+            if name in out:  # its own stands beside its prefill
+                out[name] -= known_or_0(looked)
     return {name: np.clip(seconds, 0.0, None) for name, seconds in out.items()}
 
 
@@ -373,6 +369,7 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
         left = sheet.carve(left, name, np.clip(seconds - mine, 0.0, None) * going * (1.0 - slow))
     for name, seconds in _beside_decoding(facts, token_s(context)).items():
         left = sheet.carve(left, name, seconds)
+    left = sheet.carve(left, "speculation_collapse", left * context.pair.refused_share)
     tokens = r.get("output_tokens")
     per_seq = context.model.decode_s_per_seq
     if per_seq is not None:

@@ -40,8 +40,10 @@ from diagnosis.load_requests import (
     told_twice,
 )
 from diagnosis.load_routing import routing
+from diagnosis.load_tiers import loaded_bytes
 from diagnosis.parallel import beside
 from diagnosis.sampled import one_rate
+from diagnosis.sharing import sharing
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
@@ -105,6 +107,8 @@ def _load(
     requests = replace(requests, sample_rate=rate, num_thinned=num_thinned, engine_ahead_ns=ahead_ns)
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
+    if steps is not None and requests.has("draft_tokens", 0.01):
+        steps = _sequences_alone(steps)
     samples = _samples(store, bounds)
     routed_s = least_routed_s(store, bounds) if vantage == "engine" else {}
     marks = _marks(store, bounds, origin)
@@ -126,6 +130,7 @@ def _load(
         visible |= routed.visible
     if moves is not None:
         visible |= {"transfer.wait_s", "transfer.wire_s", "transfer.outcome"}
+    shared = None if size is None or facts_lineage is None else sharing(table["prompt_blocks"], size)
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}
     return Facts(
@@ -148,6 +153,8 @@ def _load(
         routed_s=routed_s,
         routing=routed,
         handover=moves,
+        sharing=shared,
+        loaded_bytes=loaded_bytes(store, bounds, requests),
     )
 
 
@@ -211,6 +218,12 @@ def _steps(store: Store, window: Window, origin: int, names: Sequence[str | None
     busy = np.nan_to_num(numbers["num_running"]) > 0
     duration = np.where(np.isfinite(duration), duration, np.where(busy, between, np.nan))
     return StepFacts(worker, tuple(codes.dictionary.to_pylist()), at, duration, numbers)
+
+
+def _sequences_alone(steps: StepFacts) -> StepFacts:
+    """Steps whose decode tokens are counted by sequence, as work is fitted: a step that speculates gives a sequence several."""
+    sequences = np.fmin(steps.get("decode_tokens"), steps.get("num_running"))
+    return replace(steps, numbers={**steps.numbers, "decode_tokens": sequences})
 
 
 def _workers(store: Store, window: Window) -> list[WorkerFacts]:
@@ -280,7 +293,8 @@ def _blocks(store: Store, window: Window) -> BlockTotals | None:
     if not any(row.values()):
         return None
     rate = queries.block_rate(store, window)
-    return BlockTotals(row["stored"], row["evicted"], None, row["cleared"], rate)
+    tier = {name: row[name] for name in ("tier_taken", "tier_given_up", "tier_loaded")}
+    return BlockTotals(row["stored"], row["evicted"], None, row["cleared"], rate, **tier)
 
 
 def _visible(
@@ -295,11 +309,14 @@ def _visible(
         seen.add("request.token_ns")
     words = {"request.tenant": requests.tenant, "request.workload": requests.workload}
     seen |= {name for name, column in words.items() if (column != NOTHING).any()}
+    if requests.model is not None:
+        seen.add("request.model")
     if steps is not None:
         seen.add("step")
         seen |= {f"step.{name}" for name, values in steps.numbers.items() if np.isfinite(values).any()}
     if blocks is not None:
         seen.add("block.evicted")
+        seen |= {"block.offloaded"} if blocks.tier_taken else set()
     if lineage is not None:
         seen.add("request.prompt_blocks")
     return frozenset(seen | {f"sample.{name.split(':')[0]}" for name in samples})

@@ -33,10 +33,15 @@ NUMBERS = [
     "unexplained_s",
     "prompt_tokens",
     "cached_tokens",
+    "cached_tokens_device",
+    "cached_tokens_host",
+    "cached_tokens_remote",
     "computed_tokens",
     "recomputed_tokens",
     "self_hit_tokens",
     "output_tokens",
+    "draft_tokens",
+    "accepted_tokens",
     "num_preemptions",
     "prefill_chunks",
     "retry_count",
@@ -60,7 +65,7 @@ INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns
 
 COLUMNS = [
     *("request_id", "attempt", "generation_id", "worker", "state", "tenant", "workload", "session_id"),
-    *("prefix_hash", "labels", "sample_rate"),
+    *("prefix_hash", "labels", "sample_rate", "model"),
     *INSTANTS,
     *NUMBERS,
     "token_ns",
@@ -122,7 +127,7 @@ def join_vantages(
     instants = {name: seconds_since(table[name], origin) for name in INSTANTS}
     numbers = {name: floats(table[name]) for name in NUMBERS}
     invalid = sum(int(np.isnan(numbers[name]).sum()) - table[name].null_count for name in NUMBERS)
-    worker = table["worker"]
+    worker, model = table["worker"], table["model"]
     sources: dict[str, str] = {}
     own = {
         "arrival": "arrival_ns",
@@ -143,6 +148,7 @@ def join_vantages(
                 sources[name] = "engine"
             numbers[name] = np.where(np.isfinite(numbers[name]), numbers[name], theirs)
         worker = pc.coalesce(worker, taken["worker"])
+        model = taken["model"] if model.null_count == n else model
         client_ttft = instants["first_token_ns"] - instants["arrival_ns"]
         engine_ttft = engine_at["first"] - engine_at["arrival"]
         numbers["network_s"] = np.clip(client_ttft - engine_ttft, 0.0, None)
@@ -188,9 +194,15 @@ def join_vantages(
         engine_rate=_rate(engine) if vantage != "engine" and engine is not None else None,
         num_invalid=invalid,
         num_duplicates=num_duplicates,
+        model=_models(model),
         num_assumed=num_assumed,
         engine_merged=engine_merged,
     )
+
+
+def _models(column: pa.ChunkedArray) -> Obj | None:
+    """What each request asked for; None where all that tell asked for the same."""
+    return _objects(column) if len(pc.unique(column).drop_null()) > 1 else None
 
 
 def _rate(table: pa.Table) -> float | None:

@@ -1,8 +1,9 @@
 """Bookkeeping that takes time inside a worker's steps: looking prompts up, evicting blocks, recording what was done.
 
 Idea: it lengthens the step for everybody in it, so it is passed on like prefill is. The probe tells its own time. A look-up is told
-by the request that was admitted by it. Allocating is told by the engine, or it is what the scheduler took more in a step that
-evicted than in a usual one.
+by the request that was admitted by it: what it takes as a rule is the look-up's own cost, what it takes beyond that is waiting for
+others who hold the cache. Allocating is told by the engine, or it is what the scheduler took more in a step that
+evicted than in a usual one. Swapping adapters in and compiling are found by comparing windows (`step_reasons.py`).
 
 Invariant: a step's overheads are not more than its duration. Where no column tells there is none: unknown is not guessed.
 """
@@ -14,11 +15,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from diagnosis.facts import F64, Facts, StepFacts
+from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
 from diagnosis.rows import OVERHEADS
 from diagnosis.sampled import beside_rate
 
-LOOKUP, EVICTION, PROBE = OVERHEADS
+LOOKUP, LOCK, EVICTION, PROBE = OVERHEADS[:4]
+USUAL = 0.25
+"""Quantile of the look-ups of a window that is taken for what a look-up costs as a rule: more than half may wait for a lock."""
+BEYOND = 2.0
+"""Times that usual cost from which on the rest of a look-up is a wait."""
 
 
 def overheads(facts: Facts) -> dict[str, F64]:
@@ -27,15 +32,34 @@ def overheads(facts: Facts) -> dict[str, F64]:
     if steps is None:
         return {}
     found: dict[str, F64] = {}
-    lookups = _lookups(facts, steps)
+    own, waited = lookup_parts(facts.requests)
+    lookups = _by_step(facts, steps, own + waited)
     if lookups is not None:
-        found[LOOKUP] = lookups
+        waits = _by_step(facts, steps, waited) if waited.any() else None
+        found[LOOKUP] = lookups if waits is None else lookups - waits
+        if waits is not None:
+            found[LOCK] = waits
     evictions = evicting(steps, lookups)
     if evictions is not None:
         found[EVICTION] = evictions
     if np.isfinite(steps.get("probe_s")).any():
         found[PROBE] = np.nan_to_num(steps.get("probe_s"))
+    found |= facts.step_extras
     return _within(found, steps)
+
+
+def lookup_parts(requests: RequestFacts) -> tuple[F64, F64]:
+    """Seconds of each look-up that it takes as a rule at the prompt's length, and that it waited beside, [n] each; NaN unknown."""
+    looked = requests.get("cache_lookup_s")
+    known = np.isfinite(looked)
+    if not known.any():
+        return looked, np.zeros(len(looked))
+    tokens = requests.get("prompt_tokens")
+    rate = np.divide(looked, tokens, out=np.full(len(looked), np.nan), where=tokens > 0)
+    per_token = np.nanquantile(rate[known], USUAL) if np.isfinite(rate[known]).any() else 0.0
+    usual = np.maximum(float(np.quantile(looked[known], USUAL)), np.nan_to_num(per_token * tokens))
+    waited = np.where(known & (looked > BEYOND * usual), looked - usual, 0.0)
+    return looked - waited, waited
 
 
 def without_overheads(facts: Facts) -> Facts:
@@ -62,10 +86,9 @@ def evicting(steps: StepFacts, lookups: F64 | None = None) -> F64 | None:
     return np.maximum(more, 0.0)
 
 
-def _lookups(facts: Facts, steps: StepFacts) -> F64 | None:
-    """Seconds of each step spent on look-ups, by the requests that were first scheduled in it; None where no request tells."""
+def _by_step(facts: Facts, steps: StepFacts, looked: F64) -> F64 | None:
+    """Seconds of each step [m] by those [n] of the requests that were first scheduled in it; None where no request tells."""
     r = facts.requests
-    looked = r.get("cache_lookup_s")
     if not np.isfinite(looked).any():
         return None
     out = np.zeros(len(steps))

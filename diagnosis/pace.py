@@ -1,4 +1,4 @@
-"""How long a token took, and how many sequences were decoding meanwhile, as the requests' own times tell.
+"""How long a token (of a step that speculates: the step) took, and how many sequences were decoding meanwhile, as the requests' own times tell.
 
 Single gaps between streamed chunks where they were recorded, else each request's mean. Only pure decode steps count: time
 in which some prompt of the same worker was being computed is left out.
@@ -49,6 +49,10 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
     if gaps is None or len(gaps.gap_s) == 0:
         return Pace(np.empty(0), np.empty(0), np.empty(0))
     per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
+    decoded, accepted = requests.get("output_tokens") - 1, requests.get("accepted_tokens")
+    if np.isfinite(accepted).any():  # of a step that speculates several tokens come at once
+        a_step = np.divide(decoded, decoded - accepted, out=np.ones(len(requests)), where=decoded > accepted)
+        per_token = per_token * a_step[gaps.request]
     running = np.empty(len(per_token))
     quiet = np.zeros(len(per_token), dtype=bool)
     gap_rows = rows_by_code(requests.worker[gaps.request], len(requests.worker_names))
@@ -88,7 +92,7 @@ def mean_gaps(requests: RequestFacts) -> Pace:
         prefilling = np.concatenate([[0.0], np.cumsum((level > 0) * np.diff(edges))])
         busy[mine] = np.interp(ended, edges, prefilling) - np.interp(begun, edges, prefilling)
         prompts[mine] = np.searchsorted(done, ended, "right") - np.searchsorted(done, begun, "right")
-    left = tokens - 1 - prompts
+    left = tokens - 1 - np.nan_to_num(requests.get("accepted_tokens")) - prompts
     quiet = decode - busy
     known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
     return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known])

@@ -8,19 +8,19 @@ Precedence, where several rows could claim the same second (first match wins):
 | 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 10 to 14 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
-| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, evictions, the probe | `lookup_overhead`, `eviction_overhead`, `probe_overhead` |
+| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, the cache's lock, evictions, the probe, adapters, compiling | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `probe_overhead`, `adapter_swap`, `recompile` |
 | 4a | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
 | 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
-| 7 | ... that computed what a cache would have kept, were it on | `prefix_caching_off` |
+| 7 | ... that computed what a cache would have kept, were it on, or did prompts begin alike as they did in the other window | `prefix_caching_off`, `prompt_uncacheable` |
 | 8 | ... that filled an empty cache after a start | `cold_start` |
 | 9 | ... that computed a long prompt of another request | `long_prefill_interference` |
 | 10 | waiting through steps of ordinary work: all seats taken, the token budget used up, or bound by what nobody tells | `queue_seats`, `queue_budget`, `queue_load` |
 | 11 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 9, `shared_prefill`, `decode_bandwidth` |
 | 12 | own prefill, the rest | `own_prefill` |
-| 13 | own look-up and allocation; attempts that were given up; before the engine: HTTP, parsing, network | `lookup_overhead`, `eviction_overhead`, `client_retries`, `front_end` |
+| 13 | own look-up and allocation; own load from a tier; attempts that were given up; a fixed time that no phase tells of; before the engine: HTTP, parsing, network | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `tier_load`, `client_retries`, `fixed_offset`, `front_end` |
 | 13a | hand-over to a decode worker, before or after the first token: bytes under way and the link's queue; no room there; neither; broken ones; its queue | `transfer_wire`, `decode_block_shortage`, `transfer_orchestration`, `transfer_failures`, `decode_queue` |
-| 14 | decode: stalls after preemption, steps shared with prefills, fuller batches, the rest | `preemption_recompute`, as 4 to 9, `shared_prefill`, `decode_bandwidth`, `own_decode` |
+| 14 | decode: stalls after preemption, steps shared with prefills, steps that accepted drafts would have saved, fuller batches, the rest | `preemption_recompute`, as 4 to 9, `shared_prefill`, `speculation_collapse`, `decode_bandwidth`, `own_decode` |
 | 15 | time between phases that no phase owns | `unexplained` |
 
 A request whose first token never came is split like any other, up to its end: given up in the queue it waited (2 to 10), given
@@ -36,6 +36,7 @@ from typing import Final
 
 ROWS: Final[dict[str, str]] = {
     "client_retries": "attempts that the caller gave up before the one that was served",
+    "fixed_offset": "a fixed time that no phase tells of",
     "front_end": "before the engine: HTTP, parsing, tokenising, network",
     "hotspot_affinity": "at a worker that the router keeps a prefix or tenant at, beyond the best worker",
     "hotspot_straggler": "at a worker whose steps were slower than the others'",
@@ -46,13 +47,18 @@ ROWS: Final[dict[str, str]] = {
     "admission_blocked_on_blocks": "waiting for KV blocks",
     "queue_dependency": "waiting for an adapter, a transfer or a grammar",
     "lookup_overhead": "looking prompts up in the prefix cache, own and others'",
+    "cache_lock_contention": "waiting to look a prompt up while others held the cache, own and others'",
     "eviction_overhead": "finding room for blocks: evicting, own and others'",
     "probe_overhead": "steps that recorded what they did",
+    "adapter_swap": "steps that waited for a LoRA adapter's weights",
+    "recompile": "steps that stood still for a shape that was new",
+    "tier_load": "loading its KV from a slower tier",
     "premature_eviction": "computing evicted prompt blocks again, own and others'",
     "ttl_expiry": "computing prompt blocks again that were given up by age, own and others'",
     "reuse_below_unit": "computing what was in the cache and too short to be used, own and others'",
     "preemption_recompute": "preempted: stalls and computing again, own and others'",
     "prefix_caching_off": "computing what a prefix cache would have kept",
+    "prompt_uncacheable": "computing what prompts no longer share, own and others'",
     "cold_start": "filling an empty cache after a start",
     "long_prefill_interference": "steps shared with, or waited through, long prompts of others",
     "slow_steps": "the same work took longer per step",
@@ -67,6 +73,7 @@ ROWS: Final[dict[str, str]] = {
     "transfer_failures": "hand-overs that broke, and computing again what they should have brought",
     "decode_block_shortage": "hand-over waiting for KV blocks at the decode worker",
     "decode_queue": "waiting at the decode worker with its KV there",
+    "speculation_collapse": "steps that accepted drafts would have saved",
     "decode_bandwidth": "fuller batches: each step serves more sequences",
     "own_decode": "decoding at the speed of a single sequence",
     "decode_stall": "stalls between tokens, cause not observable here",
@@ -90,7 +97,14 @@ HANDOVER: Final = (
 HOTSPOTS: Final = ("hotspot_straggler", "hotspot_dead_signal", "hotspot_tie_breaking", "hotspot_affinity")
 """Hotspots of one worker: their seconds are carved out first, in this order."""
 
-OVERHEADS: Final = ("lookup_overhead", "eviction_overhead", "probe_overhead")
+OVERHEADS: Final = (
+    "lookup_overhead",
+    "cache_lock_contention",
+    "eviction_overhead",
+    "probe_overhead",
+    "adapter_swap",
+    "recompile",
+)
 """What a step can spend its time on beside the work of the model; whoever waits or is served meanwhile pays."""
 
 PASSED_ON: Final = (
@@ -101,6 +115,7 @@ PASSED_ON: Final = (
     "reuse_below_unit",
     "preemption_recompute",
     "prefix_caching_off",
+    "prompt_uncacheable",
     "cold_start",
     "long_prefill_interference",
 )
@@ -136,6 +151,7 @@ NEUTRAL: Final = frozenset(
         "other",
         "queue_dependency",
         "decode_queue",
+        "tier_load",
     }
 )
 """Rows that describe work; a cause has to claim them before anybody is to blame."""

@@ -5,12 +5,13 @@ Invariant: the kinds of a request sum to the tokens it computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.facts import F64, Facts
+from diagnosis.pair import Compared
 from diagnosis.rows import KINDS
 from diagnosis.timeline import Spent, sum_of
 from diagnosis.work_model import WorkModel
@@ -46,6 +47,8 @@ class Context:
     usual_prefill_s: float
     """Median prefill of the baseline."""
     suspect: bool
+    pair: Compared = field(default_factory=Compared)
+    """What a look at both windows tells of this one's requests."""
 
 
 def long_prefill_tokens(base: Facts) -> float:
@@ -65,7 +68,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
 
     def give(kind: str, amount: F64) -> None:
         taken = np.clip(np.nan_to_num(amount), 0.0, left)
-        tokens[kind] = taken
+        tokens[kind] = tokens[kind] + taken
         np.subtract(left, taken, out=left)
 
     elsewhere = np.zeros(n)
@@ -85,6 +88,8 @@ def own_work(facts: Facts, context: Context) -> Spent:
     if context.caching_off and context.reuse_ratio is not None:
         give("prefix_caching_off", context.reuse_ratio * prompt)
     give("cold_start", _cold_tokens(facts))
+    for kind, told in context.pair.tokens.items():
+        give(kind, told)
     is_long = left >= context.long_tokens
     give("long_prefill_interference", np.where(is_long, left, 0.0))
     if facts.lineage is None and facts.blocks is None and context.reuse_ratio is not None:

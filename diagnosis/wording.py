@@ -97,6 +97,20 @@ def metric_name(metric: str) -> str:
     return {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}[metric]
 
 
+def size(num_bytes: float) -> str:
+    """Bytes in the unit that leaves one to three digits before the point."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(num_bytes) < 999.5:
+            return f"{number(num_bytes)} {unit}" if unit == "bytes" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """Bytes a second, likewise."""
+    return f"{size(bytes_per_s)}/s"
+
+
 def number(value: float) -> str:
     """12345.0 -> '12,345'; 1.25 -> '1.25'."""
     return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"

@@ -59,16 +59,26 @@ def cache_resets(store: Store, window: Window) -> pa.Table:
 
 
 def block_totals(store: Store, window: Window) -> dict[str, int]:
-    """Blocks `stored`, `evicted`, and caches `cleared` in the window; estimates where block rows are a sample."""
+    """Blocks `stored`, `evicted`, and caches `cleared` in the window; estimates where block rows are a sample.
+
+    Of slower tiers: blocks `tier_taken` in, `tier_given_up`, and `tier_loaded` to the device.
+    """
     condition, params = window_sql(window, "at_ns")
     table = store.query(
-        f"SELECT change, round({count_sql()}) AS n FROM block WHERE {condition} AND {ON_DEVICE} GROUP BY change", params
+        f"SELECT change, {ON_DEVICE} AS on_device, round({count_sql()}) AS n FROM block WHERE {condition} GROUP BY ALL", params
     )
-    counts = {row["change"]: int(row["n"]) for row in table.to_pylist()}
+    counts = {(row["change"], row["on_device"]): int(row["n"]) for row in table.to_pylist()}
+
+    def sum_of(*changes: str, on_device: bool = True) -> int:
+        return sum(counts.get((change, on_device), 0) for change in changes)
+
     return {
-        "stored": counts.get("stored", 0),
-        "evicted": counts.get("evicted", 0) + counts.get("removed", 0),
-        "cleared": counts.get("cleared", 0),
+        "stored": sum_of("stored"),
+        "evicted": sum_of("evicted", "removed"),
+        "cleared": sum_of("cleared"),
+        "tier_taken": sum_of("offloaded") + sum_of("offloaded", "stored", on_device=False),
+        "tier_given_up": sum_of("evicted", "removed", on_device=False),
+        "tier_loaded": sum_of("loaded") + sum_of("loaded", on_device=False),
     }
 
 

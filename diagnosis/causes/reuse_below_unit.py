@@ -7,34 +7,36 @@ import numpy as np
 from diagnosis.bound_wait import setting
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import HIT_RATE, request_sql
+from diagnosis.reuse_units import Grid, found_tokens, grid_of, larger_unit, unit_tokens
 from diagnosis.wording import number, percent, seconds
 
 
-@cause("reuse_below_unit", needs=("block.evicted", "request.prompt_blocks"), rows=("reuse_below_unit",))
+@cause(
+    "reuse_below_unit",
+    needs=("request.cached_tokens|sample.prefix_hits_tokens_total",),
+    rows=("reuse_below_unit",),
+)
 def reuse_below_unit(case: Case) -> Claim | Excluded | None:
     """What prompts share is shorter than the smallest piece that the cache gives back: it was there, and was computed again.
 
     Why: a cache gives back whole units: blocks, snapshots of a state, or runs of a minimum length. A shared prefix below that
-    length is stored each time and never found. Counted by lineage: the block at which the chain broke was in the cache when it was
-    asked for.
+    length is stored each time and never found; a conversation whose length falls badly onto a grid of snapshots misses all of itself.
+    Counted by lineage: the block at which the chain broke was in the cache when it was asked for. Without it, by the unit that grew
+    beyond what was found before, or by misses that follow the length's remainder and nothing else.
 
     Refuted by: blocks that had been evicted or given up by age before they were asked for; prompts that had never been stored.
 
     Remedy:
-    - vLLM: a smaller --block-size, where the unit is the block (for hybrid models: where the state's block follows from it)
+    - vLLM: a smaller --block-size, where the unit is the block; for hybrid models --mamba-block-size and --mamba-cache-mode, which set the state's grid
     - fleet: lower the cache's or connector's smallest reusable run below the length of the shared prefixes
     - application: make the shared part of the prompts longer than the unit: system text, tools and examples first, in a fixed order
 
     Experiment: halve the smallest reusable unit on one worker; the hit rate must rise there from nothing.
     """
     lineage = case.suspect.lineage
-    if lineage is None:
-        return None
-    unused = lineage.unused_tokens
-    if unused is None:
-        return None if lineage.evicted_tokens.any() else Excluded(_nothing(case))
-    if not unused.any():
-        return Excluded(_nothing(case))
+    unused = None if lineage is None else lineage.unused_tokens
+    if lineage is None or unused is None or not unused.any():
+        return _by_lengths(case)
     missed = lineage.lost_tokens + lineage.apart_tokens + float(lineage.new_tokens.sum() + lineage.cleared_tokens.sum())
     spent = case.suspect_ledger.column("reuse_below_unit")
     worst = np.argsort(unused)[::-1][:5]
@@ -71,10 +73,93 @@ def reuse_below_unit(case: Case) -> Claim | Excluded | None:
                 computed_by="the workers' own settings",
             )
         )
+    return Claim([*evidence, *_hit_rates(case)], case.worker_subject("reuse_below_unit"), case.when("reuse_below_unit"))
+
+
+def _by_lengths(case: Case) -> Claim | Excluded | None:
+    """Told by the unit that grew, or by misses on a grid; where neither is, by lineage that nothing was there and unused."""
+    units = larger_unit(case.suspect, case.base)
+    if units is not None:
+        return _larger(case, *units)
+    grid = grid_of(case.suspect)
+    if grid is not None:
+        return _on_a_grid(case, grid)
+    lineage = case.suspect.lineage
+    if lineage is not None and not (lineage.unused_tokens is None and lineage.evicted_tokens.any()):
+        return Excluded(_nothing(case))
+    found, unit = found_tokens(case.suspect), unit_tokens(case.suspect)
+    if found is None or unit is None or found[0] == 0.0:
+        return None
+    return Excluded(f"a request that hits finds {number(found[0])} tokens, and the smallest piece is {number(unit)}")
+
+
+def _larger(case: Case, unit: int, before: int) -> Claim:
+    shared = (found_tokens(case.base) or (0.0, 0.0))[0]
+    prompt = case.suspect.requests.get("prompt_tokens")
+    total = float(np.nansum(prompt)) / max(int(np.isfinite(prompt).sum()), 1)
+    spent = case.suspect_ledger.column("reuse_below_unit")
+    evidence = [
+        Evidence(
+            f"the smallest piece that the cache gives back is {number(unit)} tokens ({number(before)} in the {case.base_word})",
+            float(unit),
+            "tokens",
+            computed_by="the workers' own settings",
+        ),
+        Evidence(
+            f"in the {case.base_word} a request found {number(shared)} tokens of its prompt, less than that: what prompts share is too short "
+            f"to be used. At a unit of {number(before)} about {percent(shared / total if total else None)} of the prompts' tokens can hit",
+            shared,
+            "tokens",
+            None,
+            case.worst_requests("reuse_below_unit"),
+            "the requests' cached tokens, else the engine's counters over the number of requests",
+        ),
+        Evidence(
+            f"computing them costs a request {seconds(float(spent.mean()))} on average",
+            float(spent.mean()),
+            "s",
+        ),
+    ]
+    return Claim([*evidence, *_hit_rates(case)], case.worker_subject("reuse_below_unit"), case.when("reuse_below_unit"))
+
+
+def _on_a_grid(case: Case, grid: Grid) -> Claim:
+    missed = int(grid.misses.sum())
+    spent = case.suspect_ledger.column("reuse_below_unit")
+    whose = "its prompt's length" if grid.by == "own" else "the length of the turn before"
+    ids = [str(case.suspect.requests.request_id[i]) for i in np.flatnonzero(grid.misses)[:5]]
+    evidence = [
+        Evidence(
+            f"{number(missed)} of {number(grid.num_looked_at)} requests ({percent(missed / grid.num_looked_at)}) missed everything, each where {whose} "
+            f"modulo {number(grid.period)} lies from {number(grid.low)} on within {number(grid.width)} tokens; no other missed",
+            missed / grid.num_looked_at,
+            "ratio",
+            None,
+            ids,
+            "the requests' lengths, laid onto grids",
+        ),
+        Evidence(
+            f"the period is {number(grid.period)} tokens: state is kept on that grid, and what lies between is not given back",
+            float(grid.period),
+            "tokens",
+            computed_by="the requests' lengths, laid onto grids",
+        ),
+        Evidence(
+            f"computing what was missed costs a request {seconds(float(spent.mean()))} on average, one that missed "
+            f"{seconds(float(spent[spent > 0].mean()) if (spent > 0).any() else 0.0)}",
+            float(spent.mean()),
+            "s",
+        ),
+    ]
+    return Claim([*evidence, *_hit_rates(case)], case.worker_subject("reuse_below_unit"), None)
+
+
+def _hit_rates(case: Case) -> list[Evidence]:
+    told = []
     for side in (case.base, case.suspect):
         cached, prompt = case.total(side, "cached_tokens"), case.total(side, "prompt_tokens")
         if cached is not None and prompt:
-            evidence.append(
+            told.append(
                 Evidence(
                     f"token-weighted hit rate in the {case.word_of(side)}: {percent(cached / prompt)}",
                     cached / prompt,
@@ -82,7 +167,7 @@ def reuse_below_unit(case: Case) -> Claim | Excluded | None:
                     request_sql(case, side, HIT_RATE, "cached_tokens prompt_tokens"),
                 )
             )
-    return Claim(evidence, case.worker_subject("reuse_below_unit"), case.when("reuse_below_unit"))
+    return told
 
 
 def _nothing(case: Case) -> str:

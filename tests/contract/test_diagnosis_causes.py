@@ -20,6 +20,7 @@ from diagnosis.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
+from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
 from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
@@ -29,12 +30,14 @@ from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
-SCENARIOS = ROOM_AND_LOAD | COSTS | ROUTING | MOVES
+SCENARIOS = ROOM_AND_LOAD | COSTS | CACHING | ROUTING | MOVES
 VLLM_OPTIONS = {
     # names of vLLM 0.32's own command line (vllm/engine/arg_utils.py, vllm/entrypoints/openai/cli_args.py)
     "--api-server-count",
     "--attention-backend",
     "--block-size",
+    "--compilation-config",
+    "--cudagraph-capture-sizes",
     "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
     "--enforce-eager",
@@ -44,6 +47,12 @@ VLLM_OPTIONS = {
     "--kv-offloading-size",
     "--kv-transfer-config",
     "--long-prefill-token-threshold",
+    "--mamba-block-size",
+    "--mamba-cache-mode",
+    "--max-cpu-loras",
+    "--max-cudagraph-capture-size",
+    "--max-lora-rank",
+    "--max-loras",
     "--max-model-len",
     "--max-num-batched-tokens",
     "--max-num-queued-reqs",
@@ -51,7 +60,20 @@ VLLM_OPTIONS = {
     "--no-enable-chunked-prefill",
     "--no-enable-prefix-caching",
     "--num-gpu-blocks-override",
+    "--per-request-spec-decode-metrics",
     "--prefix-caching-hash-algo",
+    "--speculative-config",
+}
+SGLANG_OPTIONS = {
+    # names of SGLang's server arguments (python/sglang/srt/server_args.py)
+    "--hicache-ratio",
+    "--hicache-size",
+    "--hicache-storage-backend",
+    "--hicache-storage-prefetch-policy",
+    "--hicache-write-policy",
+    "--max-loras-per-batch",
+    "--speculative-num-draft-tokens",
+    "--speculative-num-steps",
 }
 OTHER_OPTIONS = {
     # SGLang's router (sglang_router.launch_router) and server (sglang.launch_server), Dynamo's front end (--router-mode kv)
@@ -105,7 +127,7 @@ def test_docstring_is_a_runbook(cause: Cause) -> None:
 def test_remedies_name_settings_that_exist(cause: Cause) -> None:
     """An option that is told to a person at night is one that the engine takes."""
     named = set(re.findall(r"--[a-z][a-z-]+", cause.text))
-    assert named <= VLLM_OPTIONS | OTHER_OPTIONS | OURS
+    assert named <= VLLM_OPTIONS | SGLANG_OPTIONS | OTHER_OPTIONS | OURS
 
 
 @causes

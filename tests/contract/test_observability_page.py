@@ -33,7 +33,7 @@ def test_scrapes_alone_judge_no_latency() -> None:
 
 
 def test_what_a_source_would_open_is_named() -> None:
-    """With the plugin on, KV events are what is missing for premature eviction."""
+    """With the plugin on, KV events are what is missing for evictions, and for what a tier is good for."""
     plugin = BY_SOURCE["vllm", "plugin"]
     found = openers([BY_SOURCE["vllm", "kv_events"], BY_SOURCE["vllm", "log"]], plugin.names)
-    assert found == {"kv_events": ("premature_eviction",)}
+    assert found == {"kv_events": ("premature_eviction", "tier_never_read", "tier_saves_nothing")}

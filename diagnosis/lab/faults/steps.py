@@ -22,6 +22,8 @@ from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 
 NOT_THE_POOL = ("admission_blocked_on_blocks", "preemption_recompute", "premature_eviction", "prefix_caching_off")
 LONG_RATE = 0.25
+SWAP_S = 0.04
+CLASS_TOKENS = 64
 
 
 def _long_prompts(scene: Scene, severity: float) -> Scene:
@@ -81,7 +83,7 @@ def _uncached(scene: Scene, severity: float) -> Scene:
 
 def _shapes(scene: Scene, severity: float) -> Scene:
     """Steps come in classes of shapes, all of which were compiled in the warm-up or before, for nothing."""
-    return with_fleet(scene, extras=Extras(shapes=Shapes()))
+    return with_fleet(scene, extras=Extras(shapes=Shapes(CLASS_TOKENS)))
 
 
 def _compiles(scene: Scene, severity: float) -> Scene:
@@ -90,7 +92,7 @@ def _compiles(scene: Scene, severity: float) -> Scene:
     def forget(fleet: VirtualFleet, at_ns: int) -> None:
         for engine in fleet.engines:
             assert isinstance(engine.executor, ExtendedExecutor)
-            engine.executor.extras = Extras(shapes=Shapes(compile_s=severity))
+            engine.executor.extras = Extras(shapes=Shapes(CLASS_TOKENS, severity))
             engine.executor.forget_shapes()
 
     return with_hook(scene, 0.0, forget)
@@ -98,11 +100,11 @@ def _compiles(scene: Scene, severity: float) -> Scene:
 
 def _adapted(scene: Scene, severity: float) -> Scene:
     """Calls ask for twelve adapters, and each worker has a slot for each."""
-    return with_fleet(with_traffic(scene, adapters=12), extras=Extras(adapters=Adapters(slots=12)))
+    return with_fleet(with_traffic(scene, adapters=12), extras=Extras(adapters=Adapters(slots=12, swap_s=SWAP_S)))
 
 
 def _few_slots(scene: Scene, severity: float) -> Scene:
-    return with_fleet(scene, extras=Extras(adapters=Adapters(slots=int(severity))))
+    return with_fleet(scene, extras=Extras(adapters=Adapters(slots=int(severity), swap_s=SWAP_S)))
 
 
 def _speculating(scene: Scene, severity: float) -> Scene:
@@ -167,7 +169,7 @@ FAULTS = (
         "recompile",
         "steps",
         "What was compiled is lost: the first step of each shape stands still until it is compiled again",
-        Severity(0.15, 0.3, 0.6, "seconds to compile a shape"),
+        Severity(0.05, 0.1, 0.2, "seconds to compile a shape"),
         Expected(("recompile",), (), ("load_step", "length_shift", "mix_shift", *NOT_THE_POOL)),
         _compiles,
         _shapes,
@@ -176,7 +178,7 @@ FAULTS = (
         "adapter_swap",
         "steps",
         "More LoRA adapters are asked for than a worker has slots: they are swapped in again and again",
-        Severity(6, 4, 2, "adapter slots of each worker, 12 before"),
+        Severity(8, 6, 4, "adapter slots of each worker, 12 before"),
         Expected(("adapter_swap",), (), ("load_step", "length_shift", "mix_shift", "slow_steps", *NOT_THE_POOL)),
         _few_slots,
         _adapted,

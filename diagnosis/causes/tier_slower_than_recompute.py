@@ -1,0 +1,118 @@
+"""Loading KV from a slower tier took longer than computing it again would have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import request_sql
+from diagnosis.facts import F64, Bool, Facts
+from diagnosis.tiers import loads, token_cost_s
+from diagnosis.wording import bandwidth, number, percent, seconds
+
+DUST_S = 0.001
+"""A rise of the mean load below this is scatter."""
+MOST = 0.5
+"""Share of the additional seconds that loads slower than recomputing must carry."""
+
+
+@cause("tier_slower_than_recompute", needs=("request.kv_load_s",), rows=("tier_load",))
+def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
+    """KV was loaded from a slower tier (host memory, disk, another machine) more slowly than the prompt would have been computed.
+
+    Why: a hit in a tier is worth its load only above a bandwidth: the bytes of a token over the seconds that computing one takes. Below
+    that break-even, on a busy link or a slow disk, the engine waits for what it could have had sooner; most engines wait without a
+    limit once a hit is reported.
+
+    Refuted by: loads that are shorter than computing the same tokens; as much time for loads as in the baseline.
+
+    Remedy:
+    - vLLM: fewer or no loads by the connector (--kv-transfer-config): a longest wait and a shortest run where it has such settings; try without --kv-offloading-size
+    - SGLang: --hicache-storage-prefetch-policy timeout (it computes what has not come in time), or no --hicache-storage-backend
+    - fleet: a tier on a faster link (pinned host memory before disk, local disk before shared storage), and fewer workers on one link
+    - application: shorter shared prefixes have less to be loaded
+
+    Experiment: let one worker compute what another loads, same prefixes; their TTFT tells on which side of the break-even the tier is.
+    """
+    spent, before = (ledger.column("tier_load") for ledger in (case.suspect_ledger, case.base_ledger))
+    mean, mean_before = float(spent.mean()), float(before.mean())
+    load_s, tokens, num_bytes = loads(case.suspect)
+    usual, usual_before = _mean(load_s), _mean(loads(case.base)[0])
+    if mean - mean_before < DUST_S:
+        return Excluded(
+            f"loads from a tier cost a request {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})"
+        )
+    cost = token_cost_s(case.model, suspect=not case.ended)
+    computing_s = tokens * cost if cost is not None else np.full(len(tokens), np.nan)
+    over = np.nan_to_num(load_s - (usual_before or 0.0)).clip(0.0)
+    slower = np.isfinite(computing_s) & (load_s > computing_s)
+    if np.isfinite(computing_s).any() and over[slower].sum() < MOST * over.sum():
+        known = np.isfinite(computing_s) & np.isfinite(load_s)
+        return Excluded(
+            f"a load took {seconds(_mean(load_s[known]))} on average, and computing the same tokens would have taken "
+            f"{seconds(_mean(computing_s[known]))}: slower than in the {case.base_word}, and still worth it"
+        )
+    evidence = [
+        Evidence(
+            f"a load from the tier took {seconds(usual)} on average"
+            + (f" ({seconds(usual_before)} in the {case.base_word})" if usual_before is not None else "")
+            + f", the slowest {seconds(float(np.nanmax(load_s)))}",
+            usual,
+            "s",
+            request_sql(case, case.suspect, "avg(kv_load_s) AS mean_s", "kv_load_s", "kv_load_s > 0"),
+            case.worst_requests("tier_load"),
+        ),
+        Evidence(
+            f"loads cost a request {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})",
+            mean,
+            "s",
+        ),
+    ]
+    if slower.any():
+        evidence.append(_slower(case.suspect, load_s, computing_s, slower))
+    if cost is not None and np.isfinite(num_bytes).any():
+        evidence.append(_break_even(case.suspect, load_s, tokens, num_bytes, cost))
+    strength = 1.0 if slower.any() else 0.6
+    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength)
+
+
+def _slower(facts: Facts, load_s: F64, computing_s: F64, slower: Bool) -> Evidence:
+    """How many loads were slower than computing."""
+    num, known = int(slower.sum()), int((np.isfinite(load_s) & np.isfinite(computing_s)).sum())
+    lost = float((load_s - computing_s)[slower].sum())
+    return Evidence(
+        f"{number(num)} of {number(known)} loads ({percent(num / known)}) took longer than computing the same tokens: they waited "
+        f"{seconds(lost / num)} each for nothing",
+        float(num),
+        "loads",
+        None,
+        _ids(facts, np.where(slower, load_s - computing_s, -np.inf)),
+        BY_CALIBRATION,
+    )
+
+
+def _break_even(facts: Facts, load_s: F64, tokens: F64, num_bytes: F64, cost: float) -> Evidence:
+    """The bandwidth at which loading and computing take equally long, and who was below it."""
+    known = np.isfinite(num_bytes) & np.isfinite(tokens) & (tokens > 0)
+    even = float(num_bytes[known].sum() / tokens[known].sum()) / cost
+    reached = np.where(known, num_bytes / load_s, np.nan)
+    below = known & (reached < even)
+    return Evidence(
+        f"the break-even is {bandwidth(even)} (a token's bytes over the {seconds(cost)} that computing it takes); {number(int(below.sum()))} "
+        f"of {number(int(known.sum()))} loads came at less, half of all at {bandwidth(float(np.nanmedian(reached)))} or less",
+        even,
+        "bytes/s",
+        None,
+        _ids(facts, np.where(below, -reached, -np.inf)),
+        BY_CALIBRATION,
+    )
+
+
+def _ids(facts: Facts, score: F64, limit: int = 5) -> list[str]:
+    order = np.argsort(score)[::-1][:limit]
+    return [str(facts.requests.request_id[i]) for i in order if np.isfinite(score[i])]
+
+
+def _mean(values: F64) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None

@@ -1,0 +1,87 @@
+"""How far prompts begin alike, by their block chains: what a prefix cache could find at all, whatever it did find.
+
+A chain hash names a block and all before it, so a block that two prompts name is a beginning that they have in common.
+
+Invariant: requests that are neighbours in time are looked at, as many in every window: more of them would share more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import F64, I64, Facts, SharingFacts, rows_by_code
+
+LOOKED_AT: Final = 2000
+"""Requests of a window whose chains are compared."""
+FELL: Final = 0.3
+"""Share of what prompts had in common by which it has to fall before they are called uncacheable."""
+
+
+def sharing(prompt_blocks: pa.ChunkedArray, block_size: int) -> SharingFacts | None:
+    """Of requests in arrival order; None where none tells its blocks."""
+    first = prompt_blocks.slice(0, LOOKED_AT).combine_chunks()
+    if isinstance(first, pa.ChunkedArray):  # a table without rows
+        return None
+    known = np.flatnonzero(np.asarray(first.is_valid()))
+    if len(known) == 0:
+        return None
+    lengths = np.asarray(pc.list_value_length(first))[known].astype(np.int64)
+    blocks = np.asarray(first.flatten())
+    owner = np.repeat(np.arange(len(known)), lengths)
+    _, position, count = np.unique(blocks, return_inverse=True, return_counts=True)
+    is_alone = count[position] < 2
+    # leading blocks before the first that nobody else names
+    first_alone = lengths.copy()
+    place = np.arange(len(blocks)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    np.minimum.at(first_alone, owner[is_alone], place[is_alone])
+    return SharingFacts(known, first_alone.astype(np.float64) * block_size)
+
+
+def no_longer_shared(facts: Facts, other: Facts) -> F64:
+    """[n] tokens that each prompt of `facts` would have found cached, did prompts begin alike as they do in `other`.
+
+    Compared within each tenant and workload, so that more of those who never shared anything are no change of their prompts. As
+    many tokens as the cache served less there, at most: what nobody found nobody lost.
+    """
+    out = np.zeros(len(facts.requests))
+    if facts.sharing is None or other.sharing is None:
+        return out
+    cached, cached_there = (f.requests.get("cached_tokens") for f in (facts, other))
+    served, served_there = _mean_known(cached), _mean_known(cached_there)
+    if served is None or served_there is None or served >= served_there:
+        return out
+    here, there = _classes(facts), _classes(other)
+    for kind in set(here) & set(there):
+        rows, rows_there = here[kind], there[kind]
+        common, common_there = (_mean_shared(f, mine) for f, mine in ((facts, rows), (other, rows_there)))
+        found, found_there = (_mean_known(c[mine]) for c, mine in ((cached, rows), (cached_there, rows_there)))
+        if common is None or common_there is None or found is None or found_there is None:
+            continue
+        if common < (1.0 - FELL) * common_there:
+            out[rows] = max(min(common_there - common, found_there - found), 0.0)
+    return out
+
+
+def _classes(facts: Facts) -> dict[tuple[str | None, str | None], I64]:
+    """Rows of each (tenant, workload)."""
+    r = facts.requests
+    found = [pa.array(column, pa.string()).dictionary_encode("encode") for column in (r.tenant, r.workload)]
+    codes, names = ([np.asarray(f.indices).astype(np.int64) for f in found], [f.dictionary.to_pylist() for f in found])
+    width = len(names[1])
+    rows = rows_by_code(codes[0] * width + codes[1], len(names[0]) * width)
+    return {(names[0][code // width], names[1][code % width]): mine for code, mine in enumerate(rows) if len(mine)}
+
+
+def _mean_shared(facts: Facts, rows: I64) -> float | None:
+    assert facts.sharing is not None
+    mine = facts.sharing.tokens[np.isin(facts.sharing.rows, rows)]
+    return float(mine.mean()) if len(mine) else None
+
+
+def _mean_known(values: F64) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
