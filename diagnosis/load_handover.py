@@ -41,6 +41,9 @@ def handovers(
         return None
     found = pc.index_in(table["request_id"], value_set=pa.array(requests.request_id, pa.string())).combine_chunks()
     table, row = table.filter(pc.is_valid(found)), np.asarray(found.drop_null()).astype(np.int64)
+    # what a request itself calls a load came from a tier, whatever the tier's name
+    is_load = requests.get("kv_load_s")[row] > 0
+    table, row = table.filter(pa.array(~is_load)), row[~is_load]
     if len(row) == 0:
         return None
     codes = table["target_worker"].combine_chunks().dictionary_encode()
