@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from collector.request_lineage import lineage_of
 from collector.request_queries import get_request, rows_of_request
 from store.interface import Store, Window
-from store.lineage import window_sql
+from store.lineage import PAST_NS, window_sql
 from store.sql_json import json_objects
 
 MAX_STEPS: Final = 2_000
 MAX_BLOCKS: Final = 2_000
 MAX_MARKS: Final = 100
+MAX_NEIGHBOURS: Final = 200
 
 
 def timeline(store: Store, request_id: str, window: Window | None) -> dict[str, Any]:
@@ -37,12 +39,20 @@ def timeline(store: Store, request_id: str, window: Window | None) -> dict[str, 
         events.append(_event(f"block {block['change']}", block, **facts))
     events.sort(key=lambda event: (event["start_ns"], event["end_ns"]))
     steps, marks = _steps_around(store, request["rows"]), _marks_around(store, request["rows"])
-    cut = {"blocks": more_blocks, "steps": len(steps) > MAX_STEPS, "marks": len(marks) > MAX_MARKS}
+    neighbours = _neighbours(store, request["rows"])
+    cut = {
+        "blocks": more_blocks,
+        "steps": len(steps) > MAX_STEPS,
+        "marks": len(marks) > MAX_MARKS,
+        "neighbours": len(neighbours) > MAX_NEIGHBOURS,
+    }
     return {
         "request_id": request_id,
         "rows": [_brief(row) for row in request["rows"]],
         "events": events,
         "steps": steps[:MAX_STEPS],
+        "neighbours": neighbours[:MAX_NEIGHBOURS],
+        "lineage": lineage_of(store, request["rows"]),
         "marks": marks[:MAX_MARKS],
         "truncated": [*request["truncated"], *(name for name, is_cut in cut.items() if is_cut)],
     }
@@ -120,6 +130,25 @@ def _steps_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         if len(steps) > MAX_STEPS:
             break
     return steps
+
+
+def _neighbours(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Other requests that its workers served meanwhile, the earliest first; more than MAX_NEIGHBOURS where there are."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        last_ns = row["last_token_ns"] or row["end_ns"] or row["at_ns"]
+        if row["vantage"] != "engine" or row["worker"] is None:
+            continue
+        condition, params = window_sql(Window(row["arrival_ns"] - PAST_NS, last_ns + 1, row["run_id"]), "arrival_ns")
+        sql = (
+            "SELECT request_id, worker, tenant, arrival_ns, first_scheduled_ns, first_token_ns, last_token_ns, "
+            "prompt_tokens, cached_tokens, output_tokens, num_preemptions FROM request "
+            f"WHERE vantage = 'engine' AND worker = ? AND request_id <> ? AND {condition} "
+            f"AND coalesce(last_token_ns, end_ns, at_ns) >= {row['arrival_ns']} "
+            f"ORDER BY arrival_ns LIMIT {MAX_NEIGHBOURS + 1}"
+        )
+        found += json_objects(store.query(sql, [row["worker"], row["request_id"], *params]))
+    return found
 
 
 def _marks_around(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 What can be asked for:
     ttft tpot e2e itl and every phase          of requests, in the bucket of their arrival
     requests                                   count of requests
+    prompt_tokens cached_tokens ...            sums over requests
     step.COLUMN                                a number of scheduler steps
     block.CHANGE                               count of block events
     sample.NAME                                a scraped number; `increase` of a counter survives its resets
@@ -40,6 +41,15 @@ GROUPS: Final = {
 }
 STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 DEFAULT_BUCKETS: Final = 120
+TOKENS: Final = (
+    "prompt_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "recomputed_tokens",
+    "self_hit_tokens",
+    "output_tokens",
+)
+"""Columns of requests that are counts of tokens; a request that does not tell one adds nothing to its sum."""
 MAX_CHUNK_TOKENS: Final = 4096
 """A streamed chunk counts as at most so many tokens here: its count is a sender's word, and each becomes a row."""
 
@@ -183,8 +193,11 @@ def _source(store: Store, wanted: SeriesRequest) -> _Source:
 def _of_requests(store: Store, wanted: SeriesRequest, vantage: str | None) -> _Source:
     if wanted.metric == "requests" and wanted.stat not in (None, "count"):
         raise UsageError("requests are counted: stat=count, or none", stat=wanted.stat)
-    measured = None if wanted.metric in ("requests", "itl") else _metric_of(wanted.metric)
+    is_plain = wanted.metric in ("requests", "itl", *TOKENS)
+    measured = None if is_plain else _metric_of(wanted.metric)
     needs = ("token_ns", "token_counts") if wanted.metric == "itl" else measured.needs if measured else ()
+    if wanted.metric in TOKENS:
+        needs = (wanted.metric,)
     groups = ", ".join((*GROUPS["request"], "sample_rate"))
     rows = _one_row_each(store, wanted.window, vantage, ["arrival_ns", *GROUPS["request"], "sample_rate", *needs])
     if wanted.metric == "itl":
@@ -199,6 +212,8 @@ def _of_requests(store: Store, wanted: SeriesRequest, vantage: str | None) -> _S
         )
         return _Source("request", rows, relation, [*rows.params, *rows.params], "s", "0.99", vantage)
     value, unit, usual = "1", "requests", "count"
+    if wanted.metric in TOKENS:
+        value, unit, usual = wanted.metric, "tokens", "sum"
     if measured is not None:
         value, unit, usual = measured.expression(), measured.unit, "0.99"
     relation = f"SELECT arrival_ns AS instant, {value} AS value, {groups} FROM {rows.sql}"
@@ -272,6 +287,7 @@ def _aggregate(stat: str, source: _Source, *, weighted: bool) -> str:
         "mean": "avg(value)",
         "last": "arg_max(value, instant)",
         "increase": "sum(value)",
+        "sum": "sum(value::DOUBLE)",  # a sum of whole numbers is wider than JSON's
         "count": "count(value)",
     }
     return by_word.get(stat, f"{stat}(value)")
@@ -293,6 +309,4 @@ def _step_ns(store: Store, source: _Source, wanted: SeriesRequest) -> int:
     return step_s * 1_000_000_000
 
 
-_KNOWN: Final = (
-    f"the metrics are ttft, tpot, e2e, itl, requests, {', '.join(METRICS)}, step.COLUMN, block.CHANGE and sample.NAME"
-)
+_KNOWN: Final = f"the metrics are ttft, tpot, e2e, itl, requests, {', '.join(TOKENS)}, {', '.join(METRICS)}, step.COLUMN, block.CHANGE and sample.NAME"

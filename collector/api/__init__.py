@@ -6,9 +6,16 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from collector.api import alerts, diagnosis, health, hotspots, ingest, marks, pages, requests, runbooks, series, sql
+from collector.api import alerts, diagnosis, health, hotspots, ingest, looking, marks, requests, runbooks, series, sql
+from collector.pages import overview, static, views
 
-OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (pages.router, health.router, ingest.router)
+OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (
+    overview.router,
+    static.router,
+    views.router,
+    health.router,
+    ingest.router,
+)
 """Called by browsers, probes and exporters, which may add parameters of their own."""
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -19,5 +26,6 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     alerts.router,
     runbooks.router,
     marks.router,
+    looking.router,
     sql.router,
 )

@@ -135,8 +135,14 @@ class Timeline(BaseModel):
     rows: list[dict[str, Any]]
     events: list[TimelineEvent]
     steps: list[dict[str, Any]] = Field(description="steps of its workers while it was there")
+    neighbours: list[dict[str, Any]] = Field(description="other requests that its workers served meanwhile")
+    lineage: list[dict[str, Any]] = Field(
+        description="prompt blocks that it did not find: num_blocks, first_block, fate, at_ns, before_s, caused_by, reason, idle_s"
+    )
     marks: list[dict[str, Any]] = Field(description="marks from a minute before it to its end")
-    truncated: list[str] = Field(description="what was left out of: rows, routes, transfers, blocks, steps, marks")
+    truncated: list[str] = Field(
+        description="what was left out of: rows, routes, transfers, blocks, steps, neighbours, marks"
+    )
 
 
 class PerfettoTrace(BaseModel):

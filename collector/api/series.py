@@ -53,7 +53,7 @@ async def get_series(
     metric: Annotated[
         str,
         Query(
-            description="ttft, tpot, e2e, itl, a phase (queue_s), requests, step.COLUMN, block.CHANGE or sample.NAME",
+            description="ttft, tpot, e2e, itl, a phase (queue_s), requests, prompt_tokens (and other counts of tokens), step.COLUMN, block.CHANGE or sample.NAME",
             examples=["ttft"],
             max_length=200,
         ),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from collector.series_queries import SeriesRequest, series
@@ -160,3 +161,13 @@ def test_questions_that_make_no_sense_are_refused(store: Store, asked: dict[str,
     put(store, request=[plugin("a", 0, 1.0), plugin("b", 61, 1.0)])
     with pytest.raises(UsageError, match=says):
         series(store, SeriesRequest(window=LIVE, **{"step_s": 60, **asked}))
+
+
+def test_tokens_are_summed_and_what_nobody_told_adds_nothing(store: Store) -> None:
+    """100 + 28 prompt tokens in the first second; a request that tells none is no zero in the mean."""
+    rows = [plugin("a", 0.1, 0.2, prompt_tokens=100), plugin("b", 0.2, 0.2, prompt_tokens=28), plugin("c", 0.3, 0.2)]
+    put(store, request=rows)
+    (summed,) = series(store, SeriesRequest("prompt_tokens", LIVE, step_s=1))["series"]
+    assert msgspec.json.decode(msgspec.json.encode(summed["points"])) == [[START_NS, 128.0, 2]]
+    answer = series(store, SeriesRequest("prompt_tokens", LIVE, stat="mean", step_s=1))
+    assert (answer["unit"], answer["series"][0]["points"]) == ("tokens", [[START_NS, 64.0, 2]])
