@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.checks.check import Check
-from diagnosis.checks.clocks import Skew, skews
+from diagnosis.checks.clocks import OUTSIDE, Skew, skews
 from diagnosis.evidence_sql import request_pairs_sql
 from diagnosis.facts import Facts
 from diagnosis.wording import seconds
@@ -53,7 +53,7 @@ def _evidence(case: Case, check: Check) -> list[Evidence]:
 
 
 def _sql(case: Case, facts: Facts, skew: Skew) -> str | None:
-    """How much earlier than it can be one request in a hundred came, or its first token."""
+    """How much earlier than it can be one request in twenty came, or its first token."""
     ahead_ns = facts.requests.engine_ahead_ns
     instant, order = (
         ("first_token_ns", "mine.{0} - theirs.{0}")
@@ -61,7 +61,7 @@ def _sql(case: Case, facts: Facts, skew: Skew) -> str | None:
         else ("arrival_ns", "theirs.{0} - mine.{0}")
     )
     moved_ns = ahead_ns if instant == "first_token_ns" else -ahead_ns
-    least = f"quantile_disc({order.format(instant)}{f' + {moved_ns}' if moved_ns else ''}, 0.01)"
+    least = f"quantile_disc({order.format(instant)}{f' + {moved_ns}' if moved_ns else ''}, {OUTSIDE})"
     return request_pairs_sql(case, facts, f"-{least} / 1e9 AS impossible_s", skew.worker)
 
 

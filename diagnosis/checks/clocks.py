@@ -1,8 +1,8 @@
 """Do clocks agree: engine and callers, worker and worker, and each with itself?
 
 How far a worker's clock is ahead of its callers' is bounded by causality: no request reaches the engine before it was sent, and no
-token reaches the caller before it was made. Both ends are looked at where one request in a hundred lies beyond, so that a single
-wrong instant decides nothing. A skew is only said where that is impossible without one.
+token reaches the caller before it was made. Both ends are looked at where one request in twenty lies beyond, so that single wrong
+instants, and rows of which the other half was lost, decide nothing. A skew is only said where that is impossible without one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check
+from diagnosis.checks.delivery import lost_share
 from diagnosis.facts import F64, Facts
 from diagnosis.wording import listing, number, percent, seconds
 
@@ -19,6 +20,8 @@ ERROR_S = 0.01
 """Clocks this far apart are told."""
 SPOILS_S = 0.05
 """From this far on what joins instants of two machines is wrong: a block is stored after it was asked for."""
+OUTSIDE = 0.05
+"""Share of the requests that may lie beyond a bound on a clock."""
 FEWEST = 20
 """Requests that both sides saw, from which on a worker's clock is judged."""
 OUTSIDE_S = 0.002
@@ -32,7 +35,7 @@ BEFORE_FIRST_TOKEN = ("frontend_s", "tokenize_s", "queue_s", "cache_lookup_s", "
 @dataclass(frozen=True, slots=True)
 class Skew:
     """A worker's clock is between `low_s` and `high_s` ahead (negative: behind) of its callers'. `by` [s]: the proof, never
-    negative: how much earlier than it can have been one request in a hundred came, or its first token."""
+    negative: how much earlier than it can have been one request in twenty came, or its first token."""
 
     worker: str
     low_s: float
@@ -90,8 +93,8 @@ def skews(facts: Facts) -> list[Skew]:
 
 
 def nearest_low(values: F64) -> float:
-    """The value beyond which one request in a hundred lies, by nearest rank: the smallest of up to a hundred."""
-    rank = max(int(np.ceil(RARE * len(values))), 1)
+    """The value beyond which one request in twenty lies, by nearest rank: the smallest of up to twenty."""
+    rank = max(int(np.ceil(OUTSIDE * len(values))), 1)
     return float(np.partition(values, rank - 1)[rank - 1])
 
 
@@ -140,9 +143,11 @@ def durations(facts: Facts) -> Check | None:
     if known.sum() < FEWEST:
         return None
     told, by_instants = told[known], by_instants[known]
-    paused = np.nan_to_num(r.get("stalled_s")[known]) + np.nan_to_num(r.get("tail_s")[known])
+    stalled = r.get("stalled_s")[known]
+    paused = np.nan_to_num(stalled) + np.nan_to_num(r.get("tail_s")[known])
     slack = np.maximum(SPOILS_S, 2 * TOLERANCE * told)
-    off = (by_instants < told - slack - paused) | (by_instants > told + paused + slack)
+    # who does not tell its stalls may leave them out of its decoding
+    off = (by_instants < told - slack - paused) | (np.isfinite(stalled) & (by_instants > told + paused + slack))
     share = float(off.mean())
     if share <= RARE:
         return None
@@ -199,7 +204,7 @@ def _inside(facts: Facts, check: str, column: str, end_s: F64, which: str, word:
     if not both.any():
         return None
     early = float(np.mean(client[both] < engine[both] - OUTSIDE_S))
-    if early > RARE:
+    if early > RARE + lost_share(facts):
         return Check(
             check,
             "contradiction",

@@ -37,18 +37,7 @@ def gaps(facts: Facts) -> Check:
 
 def holes(facts: Facts) -> Check | None:
     """Schedulers number their steps, so what was lost without a word leaves a hole."""
-    steps = facts.steps
-    if steps is None or not np.isfinite(steps.get("step")).any():
-        return None
-    counted = steps.get("step")
-    missing = seen = 0.0
-    for code in range(len(steps.worker_names)):
-        mine = counted[(steps.worker == code) & np.isfinite(counted)]
-        if len(mine) < FEWEST_STEPS:
-            continue
-        jump = np.diff(mine)
-        missing += float(np.clip(jump[jump > 0] - 1.0, 0.0, None).sum())  # a restart counts from 0 again
-        seen += float(len(mine))
+    missing, seen = _missing_steps(facts)
     if seen == 0:
         return None
     share = missing / (missing + seen)
@@ -59,6 +48,35 @@ def holes(facts: Facts) -> Check | None:
         "the same moments are missing too"
     )
     return Check("holes", "contradiction" if share > LOST_SHARE else "warning", statement, value=share, unit="ratio")
+
+
+def lost_share(facts: Facts) -> float:
+    """Share of the requests of which half a row may be missing: each lost batch may hold one of two rows of a request.
+
+    By the holes in steps, and the requests that only one side tells of.
+    """
+    missing, seen = _missing_steps(facts)
+    alone = 0.0
+    if facts.requests.vantage != "engine" and np.isfinite(facts.requests.engine_arrival_s).any():
+        alone = float((~np.isfinite(facts.requests.engine_arrival_s)).mean())
+    return 2.0 * max(missing / (missing + seen) if seen else 0.0, alone)
+
+
+def _missing_steps(facts: Facts) -> tuple[float, float]:
+    """(steps that are missing by the schedulers' own numbers, steps that are there), of workers with enough of them."""
+    steps = facts.steps
+    missing = seen = 0.0
+    if steps is None or not np.isfinite(steps.get("step")).any():
+        return missing, seen
+    counted = steps.get("step")
+    for code in range(len(steps.worker_names)):
+        mine = counted[(steps.worker == code) & np.isfinite(counted)]
+        if len(mine) < FEWEST_STEPS:
+            continue
+        jump = np.diff(mine)
+        missing += float(np.clip(jump[jump > 0] - 1.0, 0.0, None).sum())  # a restart counts from 0 again
+        seen += float(len(mine))
+    return missing, seen
 
 
 def invalid(facts: Facts) -> Check | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check
+from diagnosis.checks.delivery import lost_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
 from diagnosis.wording import listing, number, percent
@@ -156,7 +157,7 @@ def client_tokens(facts: Facts) -> Check | None:
         slack = 1.0 + TOLERANCE * np.maximum(mine[both], theirs[both])
         more = float(np.mean(mine[both] > theirs[both] + slack))
         fewer = float(np.mean(mine[both] < theirs[both] - slack))
-        if max(more, fewer) <= RARE:
+        if max(more, fewer) <= RARE + lost_share(facts):
             continue
         told = (
             f"{number(float(mine[both].sum()))} by the {r.vantage}, {number(float(theirs[both].sum()))} by the engine"

@@ -64,7 +64,8 @@ def _spans_and_metrics(tables: Rows) -> dict[str, pa.Table]:
 
     seen = visible("vllm", ("otlp", "metrics"))
     requests = tables["request"]
-    found = {"request": _only(requests.filter(pc.equal(requests["vantage"], "engine")), "request", seen)}
+    requests = _with_stalls_in_decode(requests.filter(pc.equal(requests["vantage"], "engine")))
+    found = {"request": _only(requests, "request", seen)}
     if "sample" in tables:
         names = [name.removeprefix("sample.") for name in seen if name.startswith("sample.")]
         samples = tables["sample"]
@@ -74,6 +75,15 @@ def _spans_and_metrics(tables: Rows) -> dict[str, pa.Table]:
         if kind in tables:
             found[kind] = _only(tables[kind], kind, seen)
     return {kind: table for kind, table in found.items() if table.num_rows}
+
+
+def _with_stalls_in_decode(requests: pa.Table) -> pa.Table:
+    """A span's decode lasts from the first token to the last, whatever held it up between."""
+    import pyarrow.compute as pc
+
+    index = requests.schema.get_field_index("decode_s")
+    lasted = pc.divide(pc.cast(pc.subtract(requests["last_token_ns"], requests["first_token_ns"]), "float64"), 1e9)
+    return requests.set_column(index, requests.schema.field(index), lasted)
 
 
 def _callers(requests: pa.Table) -> pa.Table:

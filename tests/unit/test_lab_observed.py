@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from diagnosis.lab.matrix import orders
 from diagnosis.lab.observed import LOST, MODES, SCRAPE_S, observe
 from diagnosis.lab.run import LabRun, Order, run_lab
 from engine_probe.adapters.provides import visible
@@ -102,8 +101,5 @@ def test_the_truth_knows_all(how: str) -> None:
 def test_orders_differ_by_how_they_are_observed() -> None:
     """A cell of its own for each; an unknown way is refused before anything is played."""
     assert len({Order("none", observe=how).key() for how in MODES}) == len(MODES)
-    assert [order.observe for order in orders(["none"], [1, 2], requests=60, observe="otlp")] == ["otlp", "otlp"]
-    with pytest.raises(UsageError, match="full, otlp, client, lossy"):
-        orders(["none"], [1], requests=60, observe="blind")
     with pytest.raises(UsageError, match="'blind' is not known"):
         run_lab(Order("none", requests=60, observe="blind"))
