@@ -12,23 +12,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_probe.engine.eviction import Blocks, EvictionOrder, LeastRecentlyUsed, eviction_order
+from engine_probe.engine.name_book import NOBODY, Numbers
 from engine_probe.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Blocks that lost what they held, in the order in which they did; parallel lists.
+    """Blocks that lost what they held, in the order in which they did; [n] each.
 
-    reason capacity | ttl; idle_s since their last use, age_s since they were stored, reuse_count hits while resident
+    reason capacity | ttl; numbers: of their names (`name_book.py`); idle_s since their last use, age_s since they were stored,
+    reuse_count hits while resident
     """
 
     reason: str
-    hashes: list[int]
-    idle_s: list[float]
-    age_s: list[float]
-    reuse_count: list[int]
+    numbers: Numbers
+    idle_s: npt.NDArray[np.float64]
+    age_s: npt.NDArray[np.float64]
+    reuse_count: Numbers
 
 
 class EvictionListener(Protocol):
@@ -38,7 +41,7 @@ class EvictionListener(Protocol):
 
 
 class BlockPool:
-    """`num_blocks` blocks, numbered from 0.
+    """`num_blocks` blocks, numbered from 0; what they hold has a number too, that of its name (`name_book.py`).
 
     order   lru | lfu | fifo | length (`eviction.py`)
     ttl_ns  a cached block unused for longer is given up at the next `expire`; None: never
@@ -57,8 +60,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: EvictionOrder = eviction_order(order, num_blocks)
-        self._by_hash: dict[int, int] = {}
-        self._hash = np.zeros(num_blocks, dtype=np.uint64)
+        self._block_of: Blocks = np.full(1 << 10, NOBODY)
+        """[number of a name] the block that holds it."""
+        self._name = np.zeros(num_blocks, dtype=np.int64)
         self._is_hashed = np.zeros(num_blocks, dtype=np.bool_)
         self._refs, self._depth, self._uses, self._stored, self._stored_ns, self._used_ns = (
             np.zeros(num_blocks, dtype=np.int64) for _ in range(6)
@@ -86,20 +90,24 @@ class BlockPool:
     def num_referenced(self) -> int:
         return self.num_blocks - len(self._free) - len(self._cached)
 
-    def match(self, hashes: Sequence[int]) -> list[int]:
-        """The blocks that hold the leading ones of these hashes, up to the first that is not resident. Changes nothing."""
-        blocks = list(map(self._by_hash.get, hashes))
-        if None in blocks:
-            del blocks[blocks.index(None) :]
-        return blocks  # type: ignore[return-value]  # no None is left
+    def match(self, names: Sequence[int] | Numbers) -> Blocks:
+        """The blocks that hold the leading ones of these names, up to the first that is not resident. Changes nothing."""
+        if not len(names):
+            return _array(())
+        wanted = _array(names)
+        self._reach(wanted)
+        blocks = self._block_of[wanted]
+        is_missing = blocks < 0
+        first = int(is_missing.argmax())
+        return blocks[:first] if is_missing[first] else blocks
 
-    def num_cached_of(self, blocks: Sequence[int]) -> int:
+    def num_cached_of(self, blocks: Sequence[int] | Blocks) -> int:
         """How many of these are cached: taking them lowers what can be allocated."""
-        return int((self._refs[_array(blocks)] == 0).sum()) if blocks else 0
+        return int((self._refs[_array(blocks)] == 0).sum()) if len(blocks) else 0
 
-    def take(self, blocks: Sequence[int], now_ns: int) -> None:
+    def take(self, blocks: Sequence[int] | Blocks, now_ns: int) -> None:
         """Reference these resident blocks, each once: a hit on each."""
-        if not blocks:
+        if not len(blocks):
             return
         taken = _array(blocks)
         cached = taken[self._refs[taken] == 0]
@@ -129,30 +137,31 @@ class BlockPool:
         self._refs[blocks] = 1
         return blocks
 
-    def seal(self, blocks: Sequence[int], hashes: Sequence[int], depth: int, now_ns: int) -> list[int]:
-        """Their KV is complete: others may find them. Returns the hashes that were new here.
+    def seal(self, blocks: Sequence[int], names: Sequence[int] | Numbers, depth: int, now_ns: int) -> Numbers:
+        """Their KV is complete: others may find them. Returns which of them were new here, as positions in `names`.
 
-        depth   position of the first of them in its chain. A hash that another block has already stays with that one.
+        depth   position of the first of them in its chain. A name that another block has already stays with that one.
         """
-        known = self._by_hash
-        chain = range(depth, depth + len(blocks))
-        if not known.keys().isdisjoint(hashes):
-            fresh = [index for index, block_hash in enumerate(hashes) if block_hash not in known]
-            blocks, hashes = [blocks[index] for index in fresh], [hashes[index] for index in fresh]
-            chain = [depth + index for index in fresh]  # type: ignore[assignment]
-        if not blocks:
-            return []
-        known.update(zip(hashes, blocks, strict=True))
-        sealed = _array(blocks)
-        self._hash[sealed] = np.array(hashes, dtype=np.uint64)
+        sealed, wanted = _array(blocks), _array(names)
+        if not len(wanted):
+            return wanted
+        self._reach(wanted)
+        is_new = self._block_of[wanted] < 0
+        fresh = np.flatnonzero(is_new)
+        if len(fresh) < len(wanted):
+            if not len(fresh):
+                return fresh
+            sealed, wanted = sealed[fresh], wanted[fresh]
+        self._block_of[wanted] = sealed
+        self._name[sealed] = wanted
         self._is_hashed[sealed] = True
-        self._depth[sealed] = chain
+        self._depth[sealed] = depth + fresh
         self._uses[sealed] = 0
         # The deepest counts as stored first.
-        self._stored[sealed] = np.arange(self._num_stored + len(blocks), self._num_stored, -1)
-        self._num_stored += len(blocks)
+        self._stored[sealed] = np.arange(self._num_stored + len(sealed), self._num_stored, -1)
+        self._num_stored += len(sealed)
         self._stored_ns[sealed] = self._used_ns[sealed] = now_ns
-        return list(hashes)
+        return fresh
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each (a fork: another sequence with the same tokens)."""
@@ -166,9 +175,9 @@ class BlockPool:
         """More than one sequence reads it, or may find it: it must not be written."""
         return bool(self._refs[block] > 1 or self._is_hashed[block])
 
-    def release(self, blocks: Sequence[int], now_ns: int) -> None:
+    def release(self, blocks: Sequence[int] | Blocks, now_ns: int) -> None:
         """Give one reference to each back, the last of `blocks` first."""
-        if not blocks:
+        if not len(blocks):
             return
         released = _array(blocks)[::-1]
         self._refs[released] -= 1
@@ -204,14 +213,19 @@ class BlockPool:
 
     def clear(self) -> int:
         """Forget every prefix: cached blocks become free, referenced ones can no longer be found. Returns the forgotten."""
-        forgotten = len(self._by_hash)
+        forgotten = int(self._is_hashed.sum())
         cached = self._cached.pop(len(self._cached)) if len(self._cached) else _array(())
         if self._by_release is not None:
             self._by_release.remove(cached)
         self._free += cached.tolist()
         self._is_hashed[:] = False
-        self._by_hash.clear()
+        self._block_of[:] = NOBODY
         return forgotten
+
+    def holds(self, num_names: int) -> npt.NDArray[np.bool_]:
+        """[num_names] whether a block holds the name of this number."""
+        self._reach(np.array([num_names - 1]))
+        return self._block_of[:num_names] >= 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError where free + cached + referenced are not all blocks, each once."""
@@ -224,26 +238,35 @@ class BlockPool:
         assert len(cached) == len(self._cached)
         assert cached <= set(hashed), "a cached block holds nothing"
         assert not self._is_hashed[self._free].any(), "a free block still has a hash"
-        assert {int(self._hash[block]): block for block in hashed} == self._by_hash, "a hash leads to another block"
+        held = np.flatnonzero(self._block_of >= 0)
+        assert sorted(self._block_of[held].tolist()) == hashed, "a name leads to a block that holds nothing"
+        assert (self._name[self._block_of[held]] == held).all(), "a name leads to another block"
         assert self._by_release is None or self._by_release.held() == cached
 
     def _evict(self, victims: Blocks, reason: str, now_ns: int, cause: str | None) -> None:
-        hashes: list[int] = self._hash[victims].tolist()
-        for block_hash in hashes:
-            del self._by_hash[block_hash]
+        names = self._name[victims]
+        self._block_of[names] = NOBODY
         self._is_hashed[victims] = False
         self._free += victims.tolist()
         self.num_evicted += len(victims)
         if self._listener is not None:
             evicted = Evicted(
                 reason,
-                hashes,
-                ((now_ns - self._used_ns[victims]) / 1e9).tolist(),
-                ((now_ns - self._stored_ns[victims]) / 1e9).tolist(),
-                self._uses[victims].tolist(),
+                names,
+                (now_ns - self._used_ns[victims]) / 1e9,
+                (now_ns - self._stored_ns[victims]) / 1e9,
+                self._uses[victims],
             )
             self._listener.evicted(evicted, cause)
 
+    def _reach(self, names: Numbers) -> None:
+        """Numbers up to the largest of these can be looked up."""
+        most = int(names.max())
+        if most >= len(self._block_of):
+            grown = np.full(2 * most + 2, NOBODY)
+            grown[: len(self._block_of)] = self._block_of
+            self._block_of = grown
 
-def _array(blocks: Sequence[int]) -> Blocks:
-    return np.array(blocks, dtype=np.int64)
+
+def _array(blocks: Sequence[int] | Blocks) -> Blocks:
+    return np.asarray(blocks, dtype=np.int64)

@@ -40,6 +40,7 @@ class DecodeRun:
         "_sequences",
         "batch",
         "end_ns",
+        "goes_on",
     )
 
     def __init__(
@@ -53,6 +54,8 @@ class DecodeRun:
         evicting: list[int],
         extra_ns: dict[int, int],
         held_up_by: str | None,
+        *,
+        goes_on: bool,
     ) -> None:
         self._engine = engine
         self._sequences = sequences
@@ -65,6 +68,8 @@ class DecodeRun:
         self.batch = len(sequences)
         self.end_ns = ends[-1]
         """Begin of the first step that is not part of it."""
+        self.goes_on = goes_on
+        """It ended at the horizon: that step may begin another."""
 
     @property
     def next_eviction_ns(self) -> int:
@@ -168,7 +173,9 @@ def foresee(engine: Engine, *, evictions_show: bool) -> DecodeRun | None:
         return None
     del begins[most:], ends[most:]
     evicting = [step for step in evicting if step < most]
-    return DecodeRun(engine, list(running), begins, ends, forward_s, growing, evicting, extra_ns, held_up_by)
+    return DecodeRun(
+        engine, list(running), begins, ends, forward_s, growing, evicting, extra_ns, held_up_by, goes_on=most == HORIZON
+    )
 
 
 def _growing(running: list[Sequence], size: int, most: int) -> list[tuple[int, Sequence]]:
@@ -189,4 +196,4 @@ def _lookup_ns(engine: Engine) -> int | None:
     assert head is not None, "a queue that is held up has a head"
     if not engine.kv.prefix_caching or head.state is State.SWAPPED:
         return 0
-    return engine.costs.foresee_lookup(min(len(head.hashes), (head.num_known - 1) // engine.kv.block_size))
+    return engine.costs.foresee_lookup(min(len(head.names), (head.num_known - 1) // engine.kv.block_size))

@@ -10,6 +10,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+import numpy as np
+import numpy.typing as npt
+
 from engine_probe.clock import Clock
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.executor import Executor, StepPlan, StepResult
@@ -17,7 +20,8 @@ from engine_probe.engine.flight import Flight
 from engine_probe.engine.host_blocks import HostBlocks
 from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
 from engine_probe.engine.kv_listeners import KvListeners
-from engine_probe.engine.kv_manager import KvListener, KvManager
+from engine_probe.engine.kv_manager import KvListener, KvManager, PrefixFeed
+from engine_probe.engine.name_book import NameBook
 from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence, State
 from engine_probe.engine.speculation import keep_accepted
@@ -26,6 +30,7 @@ from engine_probe.recorder import Recorder
 
 COUNTED = 0
 """Stands for a token where tokens are only counted."""
+ONE: Items[int] = (COUNTED,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Engine:
 
     recorder   its clock is the engine's clock
     listeners  hear of block changes too (a router's index, a publisher of KV events)
+    book       numbers of block names, where several engines have one; feed: hears of blocks by them
     costs      what bookkeeping costs in virtual time; default: it takes the time that it takes
     """
 
@@ -55,13 +61,17 @@ class Engine:
         *,
         costs: HostCosts | None = None,
         listeners: Items[KvListener] = (),
+        book: NameBook | None = None,
+        feed: PrefixFeed | None = None,
     ) -> None:
         _refuse_mismatch(config, executor)
         self.config = config
         self.executor = executor
         self.clock: Clock = recorder.clock
         self.costs: HostCosts = costs or MeasuredCosts()
-        self.flight = self.flight_class(recorder, config)
+        self._owns_book = book is None
+        book = book or NameBook()
+        self.flight = self.flight_class(recorder, config, book)
         self.kv = KvManager(
             executor.num_blocks,
             config.block_size,
@@ -72,6 +82,8 @@ class Engine:
             min_reuse_tokens=config.min_reuse_tokens,
             costs=self.costs,
             listener=KvListeners((self.flight, *listeners)),
+            book=book,
+            feed=feed,
         )
         self.host = HostBlocks(config.swap_blocks)
         self.max_context = min(executor.max_context, executor.num_blocks * config.block_size)
@@ -82,6 +94,9 @@ class Engine:
         self.num_awaited = 0
         """Requests that will wait here when their KV has come from elsewhere."""
         self._eos = executor.eos_token_ids
+        self.gives_all = True
+        self.num_given = 0
+        """Tokens so far."""
         self.stands_still: str | None = None
         """What holds up the head of the queue where another step would change nothing about it: blocks | seats; else None."""
         self.flight.started(self)
@@ -116,6 +131,8 @@ class Engine:
 
         Raises PromptRefused where it can never run; that is recorded too.
         """
+        if self._owns_book and self.kv.book.is_full:
+            self.kv.book.forget(self.holds_names())
         reason = self._refusal(sequence)
         now_ns = self.clock.monotonic_ns() if queued_ns is None else queued_ns
         if reason is not None:
@@ -173,7 +190,10 @@ class Engine:
         return True
 
     def step(self) -> list[Output] | None:
-        """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done."""
+        """One iteration; the tokens that came of it, and requests that ran out of time. None: nothing could be done.
+
+        Where `gives_all` is off, a sequence that goes on after its first token is left out; `num_given` counts its tokens too.
+        """
         expired = self._expire_requests()
         begin_ns = self.clock.monotonic_ns()
         self.flight.begin_step(begin_ns)
@@ -220,6 +240,13 @@ class Engine:
         """Forget every cached prefix; what runs keeps its blocks. Returns how many blocks were forgotten."""
         self.stands_still = None
         return self.kv.clear(self.clock.monotonic_ns())
+
+    def holds_names(self) -> npt.NDArray[np.bool_]:
+        """[numbers given by its book] whether a block holds that name, or a request under way has it."""
+        held = self.kv.pool.holds(self.kv.book.num_given)
+        for sequence in self._by_id.values():
+            held[sequence.names] = True
+        return held
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks, seats, states and open requests disagree."""
@@ -284,6 +311,14 @@ class Engine:
             if sequence.num_computed % size == 0:
                 self.kv.seal(sequence, now_ns)
         outputs = []
+        if not self.gives_all and result.tokens is None and not result.accepted:
+            emitting = plan.emitting
+            self.num_given += len(emitting)
+            for sequence in emitting:
+                sequence.num_output += 1
+                if sequence.num_output == 1 or sequence.num_left <= 0 or sequence.num_known >= self.max_context:
+                    outputs.append(self._given(sequence, ONE, self._finish_reason(sequence, COUNTED, is_counted=True)))
+            return outputs
         for index, sequence in enumerate(plan.emitting):
             sequence.num_output += 1
             if result.tokens is None:
@@ -292,13 +327,17 @@ class Engine:
             else:
                 tokens = (result.tokens[index],)
                 sequence.token_ids.append(tokens[0])
+            self.num_given += len(tokens)
             reason = self._finish_reason(sequence, tokens[-1], is_counted=result.tokens is None)
-            if reason is not None:
-                sequence.finish_reason = reason
-                del self._by_id[sequence.request_id]
-                self.scheduler.end(sequence)
-            outputs.append(Output(sequence, tokens, reason))
+            outputs.append(self._given(sequence, tokens, reason))
         return outputs
+
+    def _given(self, sequence: Sequence, tokens: Items[int], reason: str | None) -> Output:
+        if reason is not None:
+            sequence.finish_reason = reason
+            del self._by_id[sequence.request_id]
+            self.scheduler.end(sequence)
+        return Output(sequence, tokens, reason)
 
     def _finish_reason(self, sequence: Sequence, token: int, *, is_counted: bool) -> str | None:
         if not is_counted:

@@ -25,6 +25,9 @@ Blocks = npt.NDArray[np.int64]
 """[n] block numbers."""
 
 
+_FEW = 4
+
+
 class EvictionOrder(Protocol):
     """Holds the blocks that may be evicted."""
 
@@ -77,6 +80,8 @@ class LeastRecentlyUsed:
         self._num_held -= len(blocks)
 
     def pop(self, count: int) -> Blocks:
+        if count == 1 and (block := self._pop_one()) is not None:
+            return np.array([block])
         found: list[Blocks] = []
         while count > 0:
             stamp, run = self._runs.popleft()
@@ -91,6 +96,22 @@ class LeastRecentlyUsed:
                 self.remove(run)
                 count -= len(run)
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _pop_one(self) -> int | None:
+        """The next victim where it is among the first of its run: without a look at all the others."""
+        stamp, run = self._runs[0]
+        few: list[int] = run[:_FEW].tolist()
+        for position, block in enumerate(few):
+            if int(self._stamp_of[block]) == stamp:
+                self._stamp_of[block] = 0
+                self._num_held -= 1
+                self._num_listed -= position + 1
+                if len(run) > position + 1:
+                    self._runs[0] = (stamp, run[position + 1 :])
+                else:
+                    self._runs.popleft()
+                return block
+        return None
 
     def first(self) -> int | None:
         """The next victim; it stays."""

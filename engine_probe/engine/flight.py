@@ -12,11 +12,11 @@ from collections.abc import Sequence as Items
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from engine_probe.chain_hash import ROOT
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.executor import StepResult
 from engine_probe.engine.kv_identity import extend
+from engine_probe.engine.name_book import NameBook, Names
 from engine_probe.engine.scheduler import REASONS, Schedule
 from engine_probe.engine.sequence import Sequence
 from engine_probe.recorder import Recorder
@@ -42,8 +42,9 @@ TOTALS = (
 class Flight:
     """Tells `recorder` what one engine does."""
 
-    def __init__(self, recorder: Recorder, config: EngineConfig) -> None:
+    def __init__(self, recorder: Recorder, config: EngineConfig, book: NameBook) -> None:
         self.recorder = recorder
+        self.book = book
         self.recorder.constants["step"]["padding_side"] = "none"
         self._config = config
         self._size = config.block_size
@@ -293,21 +294,19 @@ class Flight:
 
     # Blocks (KvListener)
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
-        if parents[0] == sequence.root:
-            parents = [ROOT, *parents[1:]]  # a first block has no parent in the contract, whatever its chain began from
+    def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         self.recorder.block_events(
             "stored", hashes, slot=sequence.slot, at_ns=at_ns, parent_hash=parents, num_tokens=self._size
         )
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         reason = "self" if sequence.num_preemptions else None  # its own blocks, found again
         self.recorder.block_events("hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size, reason=reason)
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         self.recorder.block_events(
             "evicted",
-            blocks.hashes,
+            hashes,
             at_ns=at_ns,
             num_tokens=self._size,
             idle_s=blocks.idle_s,
@@ -333,7 +332,7 @@ class Flight:
                 "cached_tokens_host" in sequence.columns
             ):  # of what was loaded, some may have been evicted before its turn
                 columns["cached_tokens_host"] = loaded
-            columns["prompt_blocks"] = sequence.hashes[: sequence.num_prompt // self._size]
+            columns["prompt_blocks"] = self.book.names(sequence.names[: sequence.num_prompt // self._size])
         columns["computed_tokens"] = sequence.num_prompt - found_tokens
         self.recorder.note(sequence.slot, **columns)
         if lookup_ns[1] > lookup_ns[0]:

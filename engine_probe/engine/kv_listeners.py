@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.kv_manager import KvListener
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
 
 
@@ -15,17 +16,17 @@ class KvListeners:
     def __init__(self, listeners: Items[KvListener]) -> None:
         self._listeners = tuple(listeners)
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+    def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         for listener in self._listeners:
             listener.stored(sequence, hashes, parents, first, at_ns)
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         for listener in self._listeners:
             listener.hit(sequence, hashes, at_ns)
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         for listener in self._listeners:
-            listener.evicted(blocks, cause, at_ns)
+            listener.evicted(hashes, blocks, cause, at_ns)
 
     def cleared(self, at_ns: int) -> None:
         for listener in self._listeners:

@@ -9,26 +9,51 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Protocol
 
+import numpy as np
+
+from engine_probe.chain_hash import ROOT
 from engine_probe.engine.block_pool import BlockPool, Evicted
+from engine_probe.engine.eviction import Blocks
 from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
 from engine_probe.engine.kv_identity import extend
+from engine_probe.engine.name_book import NOBODY, NameBook, Names, Numbers
 from engine_probe.engine.sequence import Sequence
+
+NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
+_NO_PARENT: Numbers = np.array([NOBODY])
 
 
 class KvListener(Protocol):
-    """Hears what happens to blocks."""
+    """Hears what happens to blocks. hashes: their names, [n] uint64."""
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
-        """Blocks of `sequence` can be found from now on. first: logical index of the first of them."""
+    def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
+        """Blocks of `sequence` can be found from now on.
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+        parents   names of the blocks before them; ROOT where there is none
+        first     logical index of the first of them
+        """
+
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         """`sequence` found these blocks resident and uses them."""
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         """Cached blocks were given up, for `cause`."""
 
     def cleared(self, at_ns: int) -> None:
         """The whole cache was forgotten."""
+
+
+class PrefixFeed(Protocol):
+    """Hears of the same blocks by the numbers of their names, [n]."""
+
+    def stored(self, numbers: Numbers, parents: Numbers, at_ns: int) -> None:
+        """parents: NOBODY for a first block."""
+
+    def evicted(self, numbers: Numbers, at_ns: int) -> None:
+        """They were given up."""
+
+    def cleared(self, at_ns: int) -> None:
+        """All were."""
 
 
 class KvManager:
@@ -49,6 +74,8 @@ class KvManager:
         min_reuse_tokens: int = 0,
         costs: HostCosts | None = None,
         listener: KvListener | None = None,
+        book: NameBook,
+        feed: PrefixFeed | None = None,
     ) -> None:
         ttl_ns = None if ttl_s is None else round(ttl_s * 1e9)
         self.pool = BlockPool(num_blocks, order=eviction, ttl_ns=ttl_ns, listener=self)
@@ -58,26 +85,24 @@ class KvManager:
         self._min_reuse_blocks = -(-min_reuse_tokens // block_size)
         self._costs = costs or MeasuredCosts()
         self._listener = listener
+        self.book = book
+        self._feed = feed
         self._now_ns = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def find(self, sequence: Sequence) -> list[int]:
+    def find(self, sequence: Sequence) -> Blocks:
         """The resident blocks that hold its beginning and can be reused now. At least one token is left to compute."""
         if not self.prefix_caching:
-            return []
-        if sequence.token_ids:
-            extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
-        elif not sequence.hashes:
-            sequence.hashes = list(sequence.prompt_hashes)
-        usable = sequence.hashes[: (sequence.num_known - 1) // self.block_size]
+            return NO_BLOCKS
+        usable = self._names(sequence)[: (sequence.num_known - 1) // self.block_size]
         self._costs.lookup(len(usable))
         found = self.pool.match(usable)
-        return found if len(found) >= self._min_reuse_blocks else []
+        return found if len(found) >= self._min_reuse_blocks else NO_BLOCKS
 
-    def admit(self, sequence: Sequence, found: Items[int], num_tokens: int, spare: int, now_ns: int) -> bool:
+    def admit(self, sequence: Sequence, found: Blocks, num_tokens: int, spare: int, now_ns: int) -> bool:
         """Give it the found blocks and room for `num_tokens` in all; False (nothing changed) where room is lacking.
 
         spare   blocks that must stay available beside
@@ -90,11 +115,11 @@ class KvManager:
         if fresh is None:
             self.pool.release(found, now_ns)
             return False
-        sequence.blocks = [*found, *fresh]
+        sequence.blocks = [*found.tolist(), *fresh]
         sequence.num_sealed = len(found)
         sequence.num_computed = len(found) * self.block_size
-        if found and self._listener is not None:
-            self._listener.hit(sequence, sequence.hashes[: len(found)], now_ns)
+        if len(found) and self._listener is not None:
+            self._listener.hit(sequence, self.book.names(sequence.names[: len(found)]), now_ns)
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int, now_ns: int) -> list[tuple[int, int]] | None:
@@ -131,6 +156,7 @@ class KvManager:
         self.pool.share(shared)
         sibling.blocks = shared
         sibling.hashes = list(sequence.hashes)
+        sibling.names = sequence.names
         sibling.num_sealed = sequence.num_sealed
         sibling.num_computed = sequence.num_computed
         sequence.is_forked = sibling.is_forked = True
@@ -140,20 +166,30 @@ class KvManager:
         full = sequence.num_computed // self.block_size
         if not self.prefix_caching or full <= sequence.num_sealed:
             return
-        if sequence.token_ids:
-            extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
-        full = min(full, len(sequence.hashes))
+        names = self._names(sequence)
+        full = min(full, len(names))
         first = sequence.num_sealed
         if full <= first:
             return
-        hashes = sequence.hashes[first:full]
-        new = self.pool.seal(sequence.blocks[first:full], hashes, first, now_ns)
+        new = self.pool.seal(sequence.blocks[first:full], names[first:full], first, now_ns)
         sequence.num_sealed = full
-        if new and self._listener is not None:
-            chain = [sequence.root, *sequence.hashes] if not first else sequence.hashes[first - 1 :]
-            parents = dict(zip(hashes, chain, strict=False)) if len(new) < len(hashes) else None
-            above = chain[: len(new)] if parents is None else [parents[block_hash] for block_hash in new]
-            self._listener.stored(sequence, new, above, first, now_ns)
+        if not len(new):
+            return
+        if len(new) == full - first:
+            numbers = names[first:full]
+            parents = np.concatenate((_NO_PARENT, names[: full - 1])) if first == 0 else names[first - 1 : full - 1]
+        else:
+            new = first + new
+            numbers, parents = names[new], names[new - 1]
+            if new[0] == 0:
+                parents[0] = NOBODY
+        if self._listener is not None:
+            above = self.book.names(parents)
+            if parents[0] == NOBODY:
+                above[0] = ROOT
+            self._listener.stored(sequence, self.book.names(numbers), above, first, now_ns)
+        if self._feed is not None:
+            self._feed.stored(numbers, parents, now_ns)
 
     def free(self, sequence: Sequence, now_ns: int) -> None:
         """It needs its blocks no more."""
@@ -166,9 +202,9 @@ class KvManager:
         self._now_ns = now_ns
         return self.pool.allocate(count, now_ns, request_id)
 
-    def restore(self, blocks: Items[int], hashes: Items[int], first: int, now_ns: int) -> None:
+    def restore(self, blocks: Items[int], names: Numbers, first: int, now_ns: int) -> None:
         """The KV has come into these reserved blocks, and can be found from now on. first: logical index of the first of them."""
-        self.pool.seal(blocks, hashes, first, now_ns)
+        self.pool.seal(blocks, names, first, now_ns)
         self.pool.release(blocks, now_ns)
 
     def clear(self, now_ns: int) -> int:
@@ -176,6 +212,8 @@ class KvManager:
         forgotten = self.pool.clear()
         if self._listener is not None:
             self._listener.cleared(now_ns)
+        if self._feed is not None:
+            self._feed.cleared(now_ns)
         return forgotten
 
     def expire(self, now_ns: int) -> None:
@@ -186,7 +224,9 @@ class KvManager:
     def evicted(self, blocks: Evicted, cause: str | None) -> None:
         """From the pool: what it evicted (EvictionListener)."""
         if self._listener is not None:
-            self._listener.evicted(blocks, cause, self._now_ns)
+            self._listener.evicted(self.book.names(blocks.numbers), blocks, cause, self._now_ns)
+        if self._feed is not None:
+            self._feed.evicted(blocks.numbers, self._now_ns)
 
     def check_integrity(self, sequences: Items[Sequence]) -> None:
         """Blocks of these (all that are under way) are the referenced ones, each as often as it is held."""
@@ -201,6 +241,16 @@ class KvManager:
         for block, count in held.items():
             assert self.pool.num_references(block) == count, f"block {block} is held {count} times"
         assert len(held) == self.pool.num_referenced, "a block is referenced by nobody"
+
+    def _names(self, sequence: Sequence) -> Numbers:
+        """[n] numbers of the names of its complete blocks."""
+        if sequence.token_ids:
+            extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
+        elif not len(sequence.hashes):
+            sequence.hashes = list(sequence.prompt_hashes)
+        if len(sequence.names) < len(sequence.hashes):
+            sequence.names = self.book.number(sequence.hashes)
+        return sequence.names
 
     def _allocate(self, count: int, sequence: Sequence, now_ns: int) -> list[int] | None:
         self._now_ns = now_ns

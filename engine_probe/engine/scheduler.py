@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from engine_probe.engine.executor import Chunk, StepPlan
 from engine_probe.engine.host_blocks import HostBlocks
-from engine_probe.engine.kv_manager import KvManager
+from engine_probe.engine.kv_manager import NO_BLOCKS, KvManager
 from engine_probe.engine.sequence import Sequence, State
 from engine_probe.engine.waiting_queue import WaitingQueue
 from engine_probe.errors import UsageError
@@ -274,7 +274,7 @@ class Scheduler:
             before_ns = self._now_ns()
             found = self.kv.find(sequence)
             if sequence.forks and len(found) * self.kv.block_size >= sequence.num_prompt - 1:
-                found.pop()  # something must be left to compute before the siblings part
+                found = found[:-1]  # something must be left to compute before the siblings part
             now_ns = self._now_ns()
             if not self._fits_budget(sequence, len(found) * self.kv.block_size, schedule.plan, budget):
                 return "budget"
@@ -297,7 +297,7 @@ class Scheduler:
         sequence.num_sealed = 0
         computed = sequence.num_computed
         spare = self.watermark if self.running else 0
-        if not self.kv.admit(sequence, [], sequence.num_known, spare, now_ns):
+        if not self.kv.admit(sequence, NO_BLOCKS, sequence.num_known, spare, now_ns):
             return False
         sequence.num_computed = computed
         schedule.plan.swap_in += zip(sequence.blocks, sequence.host_blocks, strict=False)

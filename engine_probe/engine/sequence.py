@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
+from engine_probe.engine.name_book import Numbers
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.recorder import NO_SLOT
+
+NO_NAMES: Numbers = np.empty(0, dtype=np.int64)
 
 
 class State(Enum):
@@ -45,6 +50,7 @@ class Sequence:
     is_forked      it shares the block that it writes next
     num_cached     prompt tokens whose KV it found in the cache when it was first scheduled, at `scheduled_ns`
     num_ever_computed   tokens whose KV it had before it gave way
+    names          numbers of the names of its blocks, as far as they were asked for (`name_book.py`)
     num_sealed     leading blocks that have their hash and may be found by others
     slot           of the recorder
     """
@@ -70,6 +76,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
+    names: Numbers = field(default_factory=lambda: NO_NAMES)
     num_sealed: int = 0
     num_preemptions: int = 0
     num_ever_computed: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine_probe.chain_hash import ROOT
 from engine_probe.engine.server.assembly import ServerOptions
 from engine_probe.engine.server.kv_messages import AllBlocksCleared, BlockRemoved, EventBatch
 from engine_probe.engine.server.model import load_model
@@ -158,7 +159,7 @@ def test_vllms_own_classes_read_our_kv_events(tmp_path: Path) -> None:
     with engine_server(options=ServerOptions(kv_events="0")) as running:
         publisher = running.assembled.publisher
         assert publisher is not None
-        stored = publisher._chain(sequence(8, [11, 12]), [11, 12], 99, 0)
+        stored = publisher._chain(sequence(8, [11, 12]), [11, 12], ROOT, 0)
     batch = EventBatch(12.5, [stored, BlockRemoved([11], "GPU", 0), AllBlocksCleared()], 0)
     (tmp_path / "batch").write_bytes(msgspec.msgpack.encode(batch))
     script = (

@@ -29,10 +29,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.resident: set[int] = set()
 
     def evicted(self, blocks: Evicted, cause: str | None) -> None:
-        assert len(blocks.hashes) == len(blocks.idle_s) == len(blocks.age_s) == len(blocks.reuse_count)
+        names = set(blocks.numbers.tolist())
+        assert len(blocks.numbers) == len(blocks.idle_s) == len(blocks.age_s) == len(blocks.reuse_count)
         assert all(age >= idle >= 0 for age, idle in zip(blocks.age_s, blocks.idle_s, strict=True))
-        assert set(blocks.hashes) <= self.resident, "a block was evicted that was not there"
-        self.resident -= set(blocks.hashes)
+        assert names <= self.resident, "a block was evicted that was not there"
+        self.resident -= names
         self.told.append(blocks.reason)
 
     @rule(count=st.integers(0, 6))
@@ -52,14 +53,14 @@ class PoolMachine(RuleBasedStateMachine):
         fresh = [b for b in blocks if not self.pool.is_shared(b)]
         names = list(range(self.names, self.names + len(fresh)))
         self.names += len(fresh)
-        assert self.pool.seal(fresh, names, 0, self.now) == names
+        assert self.pool.seal(fresh, names, 0, self.now).tolist() == list(range(len(names)))
         self.resident |= set(names)
 
     @precondition(lambda self: self.names)
     @rule(data=st.data())
     def find_and_take(self, data: Any) -> None:
         names = data.draw(st.lists(st.integers(0, self.names - 1), unique=True, max_size=5))
-        found = self.pool.match(names)
+        found = self.pool.match(names).tolist()
         assert len(found) == next((i for i, name in enumerate(names) if name not in self.resident), len(names))
         cached = self.pool.num_cached_of(found)
         before = self.pool.num_available

@@ -27,13 +27,13 @@ class Told:
         self.events: list[tuple[Evicted, str | None]] = []
 
     def evicted(self, blocks: Evicted, cause: str | None) -> None:
-        self.hashes += blocks.hashes
+        self.hashes += blocks.numbers.tolist()
         self.events.append((blocks, cause))
 
 
 def hold(pool: BlockPool, hashes: list[int], now_ns: int = 0) -> list[int]:
     """Blocks for a prompt with these hashes: found ones taken, the others computed."""
-    found = pool.match(hashes)
+    found = pool.match(hashes).tolist()
     pool.take(found, now_ns)
     fresh = pool.allocate(len(hashes) - len(found), now_ns, "r")
     assert fresh is not None
@@ -101,9 +101,9 @@ def test_tail_is_evicted_before_its_head() -> None:
     pool.release(hold(pool, [1, 2, 3]), 0)
     pool.allocate(2, 5 * 10**9, "new")
     assert told.hashes == [3, 2]
-    assert pool.match([1, 2, 3]) == [0]
+    assert pool.match([1, 2, 3]).tolist() == [0]
     event, cause = told.events[0]
-    assert (event.reason, event.idle_s, event.age_s, event.reuse_count, cause) == (
+    assert (event.reason, event.idle_s.tolist(), event.age_s.tolist(), event.reuse_count.tolist(), cause) == (
         "capacity",
         [5.0, 5.0],
         [5.0, 5.0],
@@ -150,7 +150,7 @@ def test_unused_blocks_expire_and_used_ones_do_not() -> None:
     assert len(pool.match([2])) == 1
     pool.expire(100)
     assert told.hashes == [1, 2]
-    assert pool.match([3]) == held
+    assert pool.match([3]).tolist() == held
 
 
 def test_match_below_the_smallest_unit_is_not_used() -> None:
@@ -246,7 +246,7 @@ def test_pool_hits_what_published_replays_of_a_trace_hit(order: str, hit_rate: f
     with gzip.open(TRACE, "rt", encoding="utf-8") as lines:
         for now_ns, line in enumerate(lines):
             hashes = [name + 1 for name in json.loads(line)["hash_ids"]]
-            found = pool.match(hashes)
+            found = pool.match(hashes).tolist()
             pool.take(found, now_ns)
             fresh = pool.allocate(len(hashes) - len(found), now_ns)
             assert fresh is not None

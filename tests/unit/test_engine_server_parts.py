@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 from hypothesis import given
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from collector.cli import build
+from engine_probe.chain_hash import ROOT
 from engine_probe.digits import port_number
 from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.server import error_answer
@@ -162,6 +165,10 @@ def test_text_that_cannot_become_a_stop_string_goes_out_at_once() -> None:
 # KV events
 
 
+def names(*hashes: int) -> Names:
+    return np.array(hashes, dtype=np.uint64)
+
+
 def sequence(tokens: int, hashes: list[int]) -> Sequence:
     """With these blocks of 4 tokens."""
     return Sequence("r", tokens, SamplingParams(), 0, token_ids=list(range(tokens)), root=99, hashes=hashes)
@@ -171,7 +178,7 @@ def test_a_chain_with_a_block_that_was_there_already_becomes_two_events() -> Non
     """Blocks 1 and 3 of three are new: each names its own parent and its own tokens."""
     publisher = KvPublisher(4, "0", lambda: 1.0)
     try:
-        publisher.stored(sequence(12, [11, 12, 13]), [11, 13], [99, 12], 0, 0)
+        publisher.stored(sequence(12, [11, 12, 13]), names(11, 13), names(ROOT, 12), 0, 0)
         first, second = publisher._events
         assert (first.block_hashes, first.parent_block_hash, first.token_ids) == ([11], None, [0, 1, 2, 3])  # type: ignore[union-attr]
         assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([13], 12, [8, 9, 10, 11])  # type: ignore[union-attr]
@@ -185,7 +192,8 @@ def test_a_queue_that_is_full_drops_counts_and_leaves_a_hole() -> None:
     publisher = KvPublisher(4, "0", lambda: 1.0, max_queue_size=1)
     publisher.close()
     for _ in range(3):
-        publisher.evicted(Evicted("capacity", [1], [0.0], [0.0], [0]), None, 0)
+        told = np.zeros(1)
+        publisher.evicted(names(1), Evicted("capacity", np.zeros(1, dtype=np.int64), told, told, told), None, 0)
         publisher.flush()
     assert publisher.num_dropped == 2
     assert publisher._next_seq == 3

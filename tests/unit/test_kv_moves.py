@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.fleet.build import FleetSettings, build_fleet, recorders
 from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Tier, TierSettings
 from engine_probe.engine.fleet.virtual_fleet import Patience
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.roofline.hardware import find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
@@ -28,9 +30,9 @@ def fleet(**changes: Any) -> FleetSettings:
     )
 
 
-def given_up(*hashes: int) -> Evicted:
-    count = len(hashes)
-    return Evicted("capacity", list(hashes), [0.0] * count, [0.0] * count, [0] * count)
+def given_up(*hashes: int) -> tuple[Names, Evicted]:
+    zeros = np.zeros(len(hashes))
+    return np.array(hashes, dtype=np.uint64), Evicted("capacity", np.arange(len(hashes)), zeros, zeros, zeros)
 
 
 def test_a_link_carries_one_load_after_the_other() -> None:
@@ -44,7 +46,7 @@ def test_a_link_carries_one_load_after_the_other() -> None:
 def test_a_tier_keeps_what_was_given_up_last_and_matches_in_a_row() -> None:
     """Three of four fit, the first is forgotten; a gap ends a match; a reset forgets all."""
     tier = Tier(TierSettings(num_blocks=3))
-    tier.evicted(given_up(1, 2, 3, 4), "r", 0)
+    tier.evicted(*given_up(1, 2, 3, 4), "r", 0)
     assert len(tier) == 3
     assert tier.match([2, 3, 4], 0) == 3
     assert tier.match([9, 2, 3, 8, 4], 1) == 2

@@ -13,13 +13,15 @@ from engine_probe.engine.fleet.kv_moves import HandoverSettings, Tier, TierSetti
 from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.moving_fleets import SplitFleet, TieredFleet
 from engine_probe.engine.fleet.policies import make_policy
-from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
+from engine_probe.engine.fleet.prefix_bits import PrefixBits
+from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.fleet.router import USES_INDEX, Router
 from engine_probe.engine.fleet.shared_sink import SharedSink
-from engine_probe.engine.fleet.virtual_fleet import FrontEnd, Patience, VirtualFleet
+from engine_probe.engine.fleet.virtual_fleet import FLUSH_STEPS, FrontEnd, Patience, VirtualFleet
 from engine_probe.engine.host_costs import HostCosts
 from engine_probe.engine.kv_identity import KvIdentity
 from engine_probe.engine.kv_manager import KvListener
+from engine_probe.engine.name_book import NameBook
 from engine_probe.engine.roofline.executor import RooflineExecutor
 from engine_probe.engine.roofline.extras import ExtendedExecutor, Extras
 from engine_probe.engine.roofline.hardware import Hardware
@@ -105,7 +107,7 @@ def build_fleet(
     names = [f"w{index}" for index in range(settings.num_workers)]
     chosen = settings.router
     feed = EventFeed(
-        PrefixIndex(settings.num_routed),
+        PrefixBits(settings.num_routed),
         delay_s=chosen.index_delay_s,
         loss_ratio=chosen.index_loss_ratio,
         seed=settings.seed,
@@ -113,14 +115,16 @@ def build_fleet(
     # A feed that nobody reads would keep every event of the run.
     is_fed = chosen.policy in USES_INDEX
     tiers = [] if settings.tier is None else [Tier(settings.tier) for _ in names]
-    routed = settings.num_routed
+    routed, book = settings.num_routed, NameBook()
     engines = [
         _engine(
             settings,
             name,
             SharedSink(sink, ends),
             run_id,
-            [*([FeedListener(feed, index)] if is_fed and index < routed else []), *tiers[index : index + 1]],
+            tiers[index : index + 1],
+            book,
+            FeedListener(feed, index) if is_fed and index < routed else None,
             costs,
             engine_class,
             start_utc_ns,
@@ -172,6 +176,8 @@ def _engine(
     sink: Sink,
     run_id: str | None,
     listeners: Sequence[KvListener],
+    book: NameBook,
+    feed: FeedListener | None,
     costs: Callable[[VirtualClock], HostCosts] | None,
     engine_class: type[Engine],
     start_utc_ns: int,
@@ -199,7 +205,9 @@ def _engine(
     recorder = _recorder(sink, name, run_id, clock)
     recorder.constants["request"].update(engine="kvscope", model=shape.name)
     recorder.constants["step"].update(policy=scheduler.policy)
-    return engine_class(config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners)
+    return engine_class(
+        config, executor, recorder, costs=costs(clock) if costs else None, listeners=listeners, book=book, feed=feed
+    )
 
 
 def _role(settings: FleetSettings, worker: str) -> str:
@@ -219,5 +227,5 @@ def _recorder(sink: Sink, worker: str | None, run_id: str | None, clock: Virtual
         blocks=1 << 22,
         rows=1 << 20,
         ended=1 << 20,
-        steps=1 << 16,
+        steps=2 * FLUSH_STEPS if worker else 1,
     )

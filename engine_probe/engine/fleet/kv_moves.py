@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.engine import Engine
+from engine_probe.engine.name_book import Names, Numbers
 from engine_probe.engine.sequence import Sequence
 from engine_probe.errors import UsageError
 
@@ -106,15 +107,16 @@ class Tier:
             count += 1
         return count
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+    def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         """Not its business: it takes what is given up."""
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         """Nor this."""
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
-        new = [block_hash for block_hash in blocks.hashes if block_hash not in self._held]
-        for block_hash in blocks.hashes:
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        names = hashes.tolist()
+        new = [block_hash for block_hash in names if block_hash not in self._held]
+        for block_hash in names:
             self._held[block_hash] = None
             self._held.move_to_end(block_hash)
         given_up = []
@@ -152,9 +154,10 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """KV under way: blocks reserved for these hashes, which begin at logical index `first`."""
+    """KV under way: blocks reserved for these names (and their hashes), which begin at logical index `first`."""
 
     blocks: Items[int]
+    names: Numbers
     hashes: Items[int]
     first: int
     num_bytes: int
@@ -173,7 +176,7 @@ def block_bytes(engine: Engine) -> int:
 
 def land(engine: Engine, move: Move, request_id: str, tier: str, now_ns: int) -> None:
     """The KV is there, can be found, and is told of as `loaded`."""
-    engine.kv.restore(move.blocks, move.hashes, move.first, now_ns)
+    engine.kv.restore(move.blocks, move.names, move.first, now_ns)
     engine.flight.recorder.block_events(
         "loaded", move.hashes, at_ns=now_ns, num_tokens=engine.kv.block_size, tier=tier, request_id=request_id
     )

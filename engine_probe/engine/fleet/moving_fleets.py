@@ -12,11 +12,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.fleet.kv_moves import HandoverSettings, Link, Move, Tier, block_bytes, land
 from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.fleet.router import Router
 from engine_probe.engine.fleet.virtual_fleet import Ask, VirtualFleet
+from engine_probe.engine.name_book import NOBODY
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import VirtualClock
@@ -63,8 +66,9 @@ class TieredFleet(VirtualFleet):
     def _load(self, call: Call, queued_ns: int, engine: Engine, worker: int) -> Move | None:
         tier = self._tiers[worker]
         usable = call.blocks[: (call.prompt_tokens - 1) // engine.kv.block_size]
+        names = self._asks[call.request_id].names
         engine.kv.expire(queued_ns)
-        first = len(engine.kv.pool.match(usable))
+        first = len(engine.kv.pool.match(names[: len(usable)]))
         count = tier.match(usable, first)
         if count < tier.settings.min_blocks:
             return None
@@ -73,7 +77,8 @@ class TieredFleet(VirtualFleet):
             return None
         num_bytes = count * block_bytes(engine)
         begin_ns, end_ns = tier.link.carry(num_bytes, queued_ns + round(tier.settings.latency_s * 1e9))
-        return Move(blocks, usable[first : first + count], first, num_bytes, begin_ns, end_ns)
+        there = slice(first, first + count)
+        return Move(blocks, names[there], usable[there], first, num_bytes, begin_ns, end_ns)
 
     def _loaded(self, ask: Ask, move: Move, at_ns: int, queued_ns: int, now_ns: int) -> None:
         engine, clock, call = self.engines[ask.worker], self._clocks[ask.worker], ask.call
@@ -82,9 +87,8 @@ class TieredFleet(VirtualFleet):
         land(engine, move, call.request_id, "host", _now(engine, now_ns))
         self._tiers[ask.worker].loaded(len(move.hashes), _now(engine, now_ns))
         if self._feed is not None:
-            above = [*call.blocks[max(move.first - 1, 0) : move.first], *move.hashes]
-            parents = [None, *above][: len(move.hashes)] if move.first == 0 else above[: len(move.hashes)]
-            self._feed.stored(now_ns, ask.worker, move.hashes, parents)
+            above = ask.names[move.first - 1 : move.first] if move.first else np.array([NOBODY])
+            self._feed.stored(now_ns, ask.worker, move.names, np.concatenate((above, move.names[:-1])))
         engine.flight.recorder.row(
             "transfer",
             now_ns,
@@ -140,7 +144,6 @@ class SplitFleet(VirtualFleet):
         if ask is None or not is_handed_over:
             super()._note(output, now_ns)
             return
-        self.tally.output_tokens += len(output.tokens)
         ask.has_token = True
         self._left(ask.worker)
         source = self.engines[ask.worker].config.worker
@@ -188,7 +191,8 @@ class SplitFleet(VirtualFleet):
         pool, size = engine.kv.pool, engine.kv.block_size
         full = call.blocks[: call.prompt_tokens // size]
         engine.kv.expire(now_ns)
-        first = len(pool.match(full))
+        names = ask.names[: len(full)]
+        first = len(pool.match(names))
         count = len(full) - first
         needed = engine.kv.blocks_for(call.prompt_tokens + 1) - first + engine.scheduler.watermark
         can_ever_fit = needed <= pool.num_blocks
@@ -200,13 +204,13 @@ class SplitFleet(VirtualFleet):
         num_bytes = count * block_bytes(engine)
         if self._random.random() < self._handover.failure_ratio:
             end_ns = now_ns + round(self._handover.timeout_s * 1e9)
-            move = Move(blocks, full[first:], first, num_bytes, now_ns, end_ns)
+            move = Move(blocks, names[first:], full[first:], first, num_bytes, now_ns, end_ns)
             self._handing[call.request_id] = (begun_ns, now_ns)
             self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=True))
             return
         begin_ns, end_ns = self._links[ask.worker].carry(num_bytes, now_ns)
         self._handing[call.request_id] = (begun_ns, begin_ns)
-        move = Move(blocks, full[first:], first, num_bytes, begin_ns, end_ns)
+        move = Move(blocks, names[first:], full[first:], first, num_bytes, begin_ns, end_ns)
         self.at(end_ns, lambda at_ns: self._sent(ask, source, move, begun_ns, at_ns, is_broken=False))
 
     def _sent(self, ask: Ask, source: str, move: Move, begun_ns: int, now_ns: int, *, is_broken: bool) -> None:

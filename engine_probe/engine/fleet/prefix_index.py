@@ -9,9 +9,10 @@ Invariant: `match` is the contiguous run from the first block, per worker. Block
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from operator import indexOf
+from typing import Any, Protocol
 
 from engine_probe.errors import UsageError
 
@@ -76,7 +77,19 @@ def _leading(held: set[int], hashes: Sequence[int]) -> int:
         return len(hashes)
 
 
-_Event = tuple[int, int, int, str, Sequence[int], Sequence[int | None]]
+class Index(Protocol):
+    """A `PrefixIndex`, or what answers like one; how it names blocks is between it and who feeds it."""
+
+    def match(self, hashes: Any) -> list[int]: ...
+
+    def stored(self, worker: int, hashes: Any, parents: Any) -> None: ...
+
+    def removed(self, worker: int, hashes: Any) -> None: ...
+
+    def cleared(self, worker: int) -> None: ...
+
+
+_Event = tuple[int, int, int, str, Any, Any]
 """Due, number (so that no two are equal), worker, change, hashes, parents."""
 
 
@@ -86,7 +99,7 @@ class EventFeed:
     What is lost is chosen by `seed` alone. Events of one instant arrive in the order in which they were told.
     """
 
-    def __init__(self, index: PrefixIndex, *, delay_s: float = 0.0, loss_ratio: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, index: Index, *, delay_s: float = 0.0, loss_ratio: float = 0.0, seed: int = 0) -> None:
         if not 0.0 <= delay_s < float("inf"):
             raise UsageError(f"delay_s is {delay_s}; expected 0 or more")
         if not 0.0 <= loss_ratio <= 1.0:
@@ -105,11 +118,15 @@ class EventFeed:
         """Events under way."""
         return len(self._pending)
 
-    def stored(self, at_ns: int, worker: int, hashes: Sequence[int], parents: Sequence[int | None]) -> None:
+    def pending(self) -> Iterator[tuple[Any, Any]]:
+        """(hashes, parents) of the events under way."""
+        return ((hashes, parents) for _, _, _, _, hashes, parents in self._pending)
+
+    def stored(self, at_ns: int, worker: int, hashes: Any, parents: Any) -> None:
         """`worker` stored these blocks at this instant."""
         self._tell(at_ns, worker, "stored", hashes, parents)
 
-    def removed(self, at_ns: int, worker: int, hashes: Sequence[int]) -> None:
+    def removed(self, at_ns: int, worker: int, hashes: Any) -> None:
         """It evicted them."""
         self._tell(at_ns, worker, "removed", hashes, ())
 
@@ -129,7 +146,7 @@ class EventFeed:
             else:
                 self.index.cleared(worker)
 
-    def _tell(self, at_ns: int, worker: int, change: str, hashes: Sequence[int], parents: Sequence[int | None]) -> None:
+    def _tell(self, at_ns: int, worker: int, change: str, hashes: Any, parents: Any) -> None:
         if self.loss_ratio and self._random.random() < self.loss_ratio:
             self.num_lost += 1
             return

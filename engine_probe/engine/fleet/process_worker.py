@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from engine_probe.chain_hash import ROOT
 from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.executor import Executor
 from engine_probe.engine.fleet.run_sink import RunSink, begin_run
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.errors import KvscopeError, PromptRefused
 from engine_probe.recorder import Recorder
@@ -183,17 +185,15 @@ class _Teller:
     def __init__(self, report: Report) -> None:
         self._report = report
 
-    def stored(
-        self, sequence: EngineSequence, hashes: Sequence[int], parents: Sequence[int], first: int, at_ns: int
-    ) -> None:
-        above = [None if parent == sequence.root else parent for parent in parents]
-        self._report.blocks.append(("stored", at_ns, list(hashes), above))
+    def stored(self, sequence: EngineSequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
+        above = [None if parent == ROOT else parent for parent in parents.tolist()]
+        self._report.blocks.append(("stored", at_ns, hashes.tolist(), above))
 
-    def hit(self, sequence: EngineSequence, hashes: Sequence[int], at_ns: int) -> None:
+    def hit(self, sequence: EngineSequence, hashes: Names, at_ns: int) -> None:
         """Nobody asks."""
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
-        self._report.blocks.append(("evicted", at_ns, list(blocks.hashes), []))
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        self._report.blocks.append(("evicted", at_ns, hashes.tolist(), []))
 
     def cleared(self, at_ns: int) -> None:
         self._report.blocks.append(("cleared", at_ns, [], []))

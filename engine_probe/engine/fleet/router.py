@@ -6,6 +6,7 @@ Every decision is a `route` row with all candidates, so that it can be judged la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.policies import Candidates, Policy, prefix_key
@@ -44,11 +45,11 @@ class Router:
         self._name = name
         self.looks_up = policy.name in USES_INDEX
 
-    def route(self, call: Call, now_ns: int) -> int:
-        """The worker that gets it."""
+    def route(self, call: Call, now_ns: int, names: Any = None) -> int:
+        """The worker that gets it. names: what the index knows its blocks by, where that is not their hashes."""
         if self.looks_up:
             self.feed.advance(now_ns)
-            matched = self.feed.index.match(call.blocks)
+            matched = self.feed.index.match(call.blocks if names is None else names)
         else:
             matched = None
         load, queue = self.board.read(now_ns)

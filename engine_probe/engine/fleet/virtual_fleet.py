@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
+import numpy as np
+
 from engine_probe.engine.decode_run import NEVER, DecodeRun, foresee
 from engine_probe.engine.engine import Engine, Output
+from engine_probe.engine.fleet.prefix_bits import PrefixBits
 from engine_probe.engine.fleet.router import Router
+from engine_probe.engine.name_book import Numbers
 from engine_probe.engine.sampling_params import SamplingParams
+from engine_probe.engine.sequence import NO_NAMES
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import VirtualClock
@@ -69,11 +74,15 @@ class Tally:
 
 @dataclass(slots=True)
 class Ask:
-    """A call under way: which try it is, and who serves it. in_front_since: it is in the front end still, no engine has it."""
+    """A call under way: which try it is, who serves it, and the numbers of its blocks' names.
+
+    in_front_since   it is in the front end still, no engine has it
+    """
 
     call: Call
     attempt: int
     worker: int
+    names: Numbers
     has_token: bool = False
     in_front_since: int | None = None
 
@@ -107,7 +116,11 @@ class VirtualFleet:
         self._front_end = front_end or ConstantFrontEnd()
         self._patience = patience
         self._in_flight = in_flight
+        for engine in engines:
+            engine.gives_all = False
         self._may_sleep = equal_steps
+        self._book = engines[0].kv.book
+        assert all(engine.kv.book is self._book for engine in engines), "workers of a fleet have one book of names"
         self._on_progress = on_progress
         self._clocks = [_virtual(engine) for engine in engines]
         self._asleep: list[DecodeRun | None] = [None] * len(engines)
@@ -189,12 +202,12 @@ class VirtualFleet:
         run = self._asleep[worker]
         if run is not None:
             self._bring_forward(run, NEVER)
+        ahead = None if run is not None and not run.goes_on else self._foresee(worker)
+        if ahead is None:
             self._asleep[worker] = None
-        self._asleep[worker] = self._foresee(worker)
-        if self._asleep[worker] is None:
             self._step(worker, event_ns)
-            if self._asleep[worker] is None:
-                self._asleep[worker] = self._foresee(worker)
+            ahead = self._foresee(worker)
+        self._asleep[worker] = ahead
         self._look(worker)
         recorder = self.engines[worker].flight.recorder
         if recorder.blocks.num_waiting > FLUSH_BLOCKS or recorder.ring.head - recorder.ring.tail > FLUSH_STEPS:
@@ -226,8 +239,10 @@ class VirtualFleet:
 
     def _step(self, worker: int, event_ns: int) -> None:
         engine, clock = self.engines[worker], self._clocks[worker]
+        given = engine.num_given
         outputs = engine.step()
         self.tally.steps += 1
+        self.tally.output_tokens += engine.num_given - given
         if outputs is None:
             self._wait(engine, clock, event_ns)
             return
@@ -263,13 +278,16 @@ class VirtualFleet:
         self._ask(call, at_ns, 0)
 
     def _ask(self, call: Call, at_ns: int, attempt: int) -> None:
+        if self._book.is_full:
+            self._forget_names()
+        names = self._book.number(call.blocks)
         if self.router.looks_up:
             self._tell_feed(at_ns)
-        worker = self.router.route(call, at_ns)
+        worker = self.router.route(call, at_ns, names)
         engine, clock = self.engines[worker], self._clocks[worker]
         front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
         queued_ns = at_ns + round(front_s * 1e9)
-        ask = self._asks[call.request_id] = Ask(call, attempt, worker, in_front_since=at_ns)
+        ask = self._asks[call.request_id] = Ask(call, attempt, worker, names, in_front_since=at_ns)
 
         def submit(_: int) -> None:
             if self._asks.get(call.request_id) is not ask:
@@ -281,6 +299,18 @@ class VirtualFleet:
             self._look(worker)
 
         self._at(queued_ns, submit)
+
+    def _forget_names(self) -> None:
+        """Of blocks that nobody holds, knows of, or asks for."""
+        count, index = self._book.num_given, self.router.feed.index
+        held = np.logical_or.reduce([engine.holds_names() for engine in self.engines])
+        if isinstance(index, PrefixBits):
+            held |= index.holds(count)
+        for ask in self._asks.values():
+            held[ask.names] = True
+        for names, parents in self.router.feed.pending():
+            held[np.array([*names, *parents], dtype=np.int64)] = True
+        self._book.forget(held)
 
     def _tell_feed(self, at_ns: int) -> None:
         """Evictions of those that sleep, where the router would have heard of them by now."""
@@ -304,6 +334,7 @@ class VirtualFleet:
     def _made(
         self, call: Call, at_ns: int, attempt: int, spans: Sequence[tuple[str, int, int]], output_tokens: int
     ) -> EngineSequence:
+        ask = self._asks.get(call.request_id)
         columns = {
             "model": call.model,
             "workload": call.workload,
@@ -325,6 +356,7 @@ class VirtualFleet:
             tenant=call.tenant,
             columns={name: value for name, value in columns.items() if value is not None},
             early_spans=spans,
+            names=NO_NAMES if ask is None else ask.names,
         )
 
     def _enter(self, sequence: EngineSequence, queued_ns: int, engine: Engine, clock: VirtualClock) -> None:
@@ -373,7 +405,6 @@ class VirtualFleet:
 
     def _note(self, output: Output, now_ns: int) -> None:
         ask = self._asks.get(output.sequence.request_id)
-        self.tally.output_tokens += len(output.tokens)
         if ask is not None and output.tokens:
             ask.has_token = True
         if output.finish_reason is not None:

@@ -12,14 +12,15 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from typing import Any, Final
 
 import msgspec
 import zmq
 
+from engine_probe.chain_hash import ROOT
 from engine_probe.digits import port_number
 from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.server.kv_messages import (
     DEVICE,
@@ -96,21 +97,22 @@ class KvPublisher:
 
     # From the engine's thread (KvListener)
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+    def stored(self, sequence: Sequence, names: Names, above: Names, first: int, at_ns: int) -> None:
         """One event for each run of blocks that follow each other."""
+        hashes, parents = names.tolist(), above.tolist()
         self.num_stored += len(hashes)
         begin = 0
         for index in range(1, len(hashes) + 1):
             if index == len(hashes) or parents[index] != hashes[index - 1]:
-                self._events.append(self._chain(sequence, list(hashes[begin:index]), parents[begin], first))
+                self._events.append(self._chain(sequence, hashes[begin:index], parents[begin], first))
                 begin = index
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         """Told by nobody in this format, unless asked for."""
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
-        self.num_removed += len(blocks.hashes)
-        self._events.append(BlockRemoved(list(blocks.hashes), DEVICE, 0))
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        self.num_removed += len(hashes)
+        self._events.append(BlockRemoved(hashes.tolist(), DEVICE, 0))
 
     def cleared(self, at_ns: int) -> None:
         self.num_cleared += 1
@@ -139,7 +141,7 @@ class KvPublisher:
     def _chain(self, sequence: Sequence, hashes: list[int], parent: int, first: int) -> BlockStored:
         at = sequence.hashes.index(hashes[0], first)
         tokens = sequence.token_ids[at * self._size : (at + len(hashes)) * self._size]
-        is_first = parent == sequence.root
+        is_first = parent == ROOT
         salt = sequence.cache_salt
         keys: list[tuple[str, ...] | None] | None = None
         if is_first and salt is not None:

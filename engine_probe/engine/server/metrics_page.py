@@ -19,6 +19,7 @@ from engine_probe.engine.block_pool import Evicted
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.executor import Executor
+from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
 from engine_probe.recorder import Recorder
 
@@ -148,14 +149,14 @@ class MetricsPage:
 
     # KvListener
 
-    def stored(self, sequence: Sequence, hashes: Items[int], parents: Items[int], first: int, at_ns: int) -> None:
+    def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         self._stored.inc(len(hashes))
 
-    def hit(self, sequence: Sequence, hashes: Items[int], at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
         """Counted in tokens, at admission."""
 
-    def evicted(self, blocks: Evicted, cause: str | None, at_ns: int) -> None:
-        for age_s, idle_s in zip(blocks.age_s, blocks.idle_s, strict=True):
+    def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
+        for age_s, idle_s in zip(blocks.age_s.tolist(), blocks.idle_s.tolist(), strict=True):
             self._lifetime.observe(age_s)
             self._idle.observe(idle_s)
 
