@@ -154,7 +154,10 @@ def matrix(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--from", help="Play nothing: the page and the figures from this .csv of a matrix.")
+        Path | None,
+        typer.Option(
+            "--from", help="Play nothing: figures and page from this .csv, or what the folder of a matrix has finished."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -165,6 +168,7 @@ def matrix(
     called by another's name.
     """
     from diagnosis.lab.confusion import confusion
+    from diagnosis.lab.matrix import finished
     from diagnosis.lab.results import read
     from diagnosis.lab.results import results as of_documents
 
@@ -174,7 +178,7 @@ def matrix(
     if page is not None and not page.absolute().parent.is_dir():
         raise UsageError(f"--page: there is no folder {page.parent}; create it first", path=str(page))
     if data is not None:
-        results = read(data)
+        results = of_documents(finished(data).values()) if data.is_dir() else read(data)
     else:
         wanted = _wanted(fault, seed_list(seeds), severity, requests, independent, observe, whole=whole)
         results = of_documents(_played(wanted, folder, processes, keep_rows=keep_rows))

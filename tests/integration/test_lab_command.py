@@ -80,6 +80,9 @@ def test_a_small_matrix_runs_in_processes_of_its_own_and_is_not_run_twice(
     target.unlink()
     kvscope(capsys, "lab", "matrix", "--from", str(tmp_path / "m.csv"), "--page", str(target))
     assert target.read_text() == written
+    target.unlink()
+    kvscope(capsys, "lab", "matrix", "--from", str(tmp_path / "m"), "--page", str(target))
+    assert target.read_text() == written
 
 
 def test_calibration_is_measured_and_written(
