@@ -25,6 +25,7 @@ from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
 from collector.worker_gauges import worker_gauges
+from engine_probe.events import column
 from store import metric_catalogue as names
 from store.interface import Store, StoreStats
 
@@ -54,6 +55,7 @@ TIERS: Final = {
     "cached_tokens_host": "host",
     "cached_tokens_remote": "remote",
 }
+STATES: Final = column("request", "state").choices
 STATS_AGE_S: Final = 15.0
 """Sizes of the store are read at most so often: counting rows is a query."""
 
@@ -140,18 +142,19 @@ def _of_requests(latencies: Latencies) -> Iterator[Metric]:
 
     for key, series in shown:
         pair = (key.vantage, key.worker, key.model)
-        for column, value in series.sums.items():
-            if column in TIERS:
-                add(names.TIER_HIT_TOKENS, (*pair, TIERS[column]), value)
+        for name, value in series.sums.items():
+            if name in TIERS:
+                add(names.TIER_HIT_TOKENS, (*pair, TIERS[name]), value)
             else:
-                add(SUMS[column], pair, value)
+                add(SUMS[name], pair, value)
         for name, value in series.reuse.items():
             if name == "cache_prompt_tokens":
                 add(names.CACHE_PROMPT_TOKENS, pair, value)
             else:
                 add(names.CACHE_REQUESTS, (*pair, name.removeprefix("reused_")), value)
-        for state, value in series.states.items():
-            add(names.REQUESTS, (*pair, state), value)
+        for state in STATES if series.states else ():
+            # who is told of has a 0 where none ended so: the share of failures is then 0 and not unknown
+            add(names.REQUESTS, (*pair, state), series.states.get(state, 0.0))
     for family, of_labels in sums.items():
         counter = metric_of(family)
         for labels, value in of_labels.items():

@@ -147,6 +147,9 @@ class Blocks:
         is_over = is_here & (before < stored)
         self._gone[place_of_stored[is_over | (returned & ~is_here)]] = _NONE
         again = stored[returned | is_over]
+        # who tells what was stored and evicted, and of no return, has had none
+        present = np.flatnonzero(np.bincount(worker_of[stored], minlength=len(labels))).tolist()
+        self._book.add_all(names.PREMATURE_EVICTIONS, ((labels[w], 0.0) for w in present))
         if len(again) == 0:
             return
         again = again[np.unique(key[again], return_index=True)[1]]

@@ -75,12 +75,13 @@ class Outcomes:
     def _count_slos(self, of_row: Codes, keys: Sequence[Key], of_rule: Codes, met: Codes, weights: Any) -> None:
         rules = self._slos.names
         flat = (of_row * len(rules) + of_rule) * 2 + met
-        counts = np.bincount(flat, weights, len(keys) * len(rules) * 2)
+        counts = np.bincount(flat, weights, len(keys) * len(rules) * 2).reshape(len(keys) * len(rules), 2)
         self._book.add_all(
             names.SLO_REQUESTS,
             (
-                ((*keys[n // 2 // len(rules)], rules[n // 2 % len(rules)], _OUTCOME[n % 2]), float(counts[n]))
-                for n in np.flatnonzero(counts).tolist()
+                ((*keys[n // len(rules)], rules[n % len(rules)], outcome), float(counts[n, place]))
+                for n in np.flatnonzero(counts.any(axis=1)).tolist()
+                for place, outcome in enumerate(_OUTCOME)
             ),
         )
 
@@ -166,11 +167,14 @@ class Outcomes:
         self, family: names.Family, group: Codes, labels: Sequence[Any], of_word: Codes, found: Any, weights: Any
     ) -> None:
         counts = np.bincount(group * len(found) + of_word, weights, len(labels) * len(found))
+        counts = counts.reshape(len(labels), len(found))
+        # whoever is told of has a 0 where none was of that kind: a share of them is then 0 and not unknown
         self._book.add_all(
             family,
             (
-                ((*labels[n // len(found)], found[n % len(found)]), float(counts[n]))
-                for n in np.flatnonzero(counts).tolist()
+                ((*labels[n], word), float(counts[n, place]))
+                for n in np.flatnonzero(counts.any(axis=1)).tolist()
+                for place, word in enumerate(found)
             ),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 
@@ -9,7 +11,10 @@ from collector.counts.book import Book
 from collector.counts.bounded import Names
 from collector.counts.columns import numbers, words
 from collector.durations import weights_of
+from engine_probe.events import column
 from store import metric_catalogue as names
+
+OUTCOMES: Final = column("transfer", "outcome").choices
 
 
 def count_routes(book: Book, routes: pa.Table, worker: Names, policy: Names) -> None:
@@ -49,14 +54,16 @@ def count_transfers(book: Book, transfers: pa.Table, worker: Names) -> None:
             for n in np.flatnonzero(pairs).tolist()
         ),
     )
+    # who is told of has a 0 where none ended so: the share that went wrong is then 0 and not unknown
+    book.add_all(names.TRANSFERS, (((*label, outcome), 0.0) for label in labels for outcome in OUTCOMES))
     sizes = numbers(transfers, "num_bytes")
     if sizes is not None:
         known = np.isfinite(sizes)
         moved = np.nan_to_num(sizes) if weights is None else np.nan_to_num(sizes) * weights
         sums, told = np.bincount(target_of, moved, len(targets)), np.bincount(target_of, known, len(targets))
         book.add_all(names.TRANSFER_BYTES, ((labels[n], float(sums[n])) for n in np.flatnonzero(told).tolist()))
-    for column, family in (("wire_s", names.TRANSFER_WIRE), ("wait_s", names.TRANSFER_WAIT)):
-        values = numbers(transfers, column)
+    for name, family in (("wire_s", names.TRANSFER_WIRE), ("wait_s", names.TRANSFER_WAIT)):
+        values = numbers(transfers, name)
         if values is not None:
             book.spread(family, names.LATENCY_BOUNDS_S, values, target_of, labels, weights)
 

@@ -6,7 +6,6 @@ The first rule of the settings that fits decides; then the preset of the request
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,30 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.counts.columns import words
-from store.metrics import PRESET_SLOS, Slo
+from store.metrics import SloRule, slo_rules
 
 Flags = npt.NDArray[np.bool_]
 Codes = npt.NDArray[Any]
 _KEYS: Final = ("model", "workload", "tenant")
 
 
-@dataclass(frozen=True, slots=True)
-class SloRule:
-    """Requests of this model, workload and tenant (None: any) are held to `slo`, which is shown as `name`."""
-
-    name: str
-    slo: Slo
-    model: str | None = None
-    workload: str | None = None
-    tenant: str | None = None
-
-
 class Slos:
     """The SLOs of the settings. `names[code]` is what `assign` numbers."""
 
     def __init__(self, rules: Sequence[SloRule] = (), default: str = "interactive") -> None:
-        presets = [SloRule(name, slo, workload=name) for name, slo in PRESET_SLOS.items()]
-        self._rules = (*rules, *presets, SloRule(default, PRESET_SLOS[default]))
+        self._rules = slo_rules(rules, default)
         self._used = [key for key in _KEYS if any(getattr(rule, key) is not None for rule in self._rules)]
         self.names = tuple(rule.name for rule in self._rules)
 

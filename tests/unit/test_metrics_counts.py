@@ -117,7 +117,7 @@ def test_a_block_that_is_stored_again_was_evicted_too_early() -> None:
 
 def test_order_within_a_batch_decides_whether_a_block_came_back() -> None:
     """Stored and then evicted is an ordinary life; evicted and then stored is a return."""
-    assert count_blocks([block("stored", 1), block("evicted", 1)]).value(names.PREMATURE_EVICTIONS, "a") is None
+    assert count_blocks([block("stored", 1), block("evicted", 1)]).value(names.PREMATURE_EVICTIONS, "a") == 0
     assert count_blocks([block("evicted", 1), block("stored", 1)]).value(names.PREMATURE_EVICTIONS, "a") == 1
 
 
@@ -128,7 +128,7 @@ def test_another_worker_or_tier_is_no_return() -> None:
         [block("stored", 1, "b"), block("stored", 2, tier="host")],
     )
     assert book.value(names.PREMATURE_EVICTIONS, "a") is None
-    assert book.value(names.PREMATURE_EVICTIONS, "b") is None
+    assert book.value(names.PREMATURE_EVICTIONS, "b") == 0, "it stores, and nothing came back"
 
 
 def test_self_hits_are_no_reuse() -> None:
@@ -290,6 +290,8 @@ def test_slo_counts_follow_rules_then_workloads_then_the_default() -> None:
     assert value(names.SLO_REQUESTS, *ENGINE, "interactive", "met") == 1
     assert value(names.SLO_REQUESTS, *ENGINE, "interactive", "missed") == 1
     assert value(names.SLO_REQUESTS, *ENGINE, "gold", "missed") == 2
+    assert value(names.SLO_REQUESTS, *ENGINE, "gold", "met") == 0, "told of, and none"
+    assert value(names.SLO_REQUESTS, *ENGINE, "code", "met") is None, "not told of"
     assert value(names.SLO_REQUESTS, *ENGINE, "batch", "met") == 1
 
 
