@@ -14,7 +14,7 @@ from typing import Any
 
 from alerts.condition import RUNBOOKS, Check, Look, text_of
 from alerts.lifecycle import Pace, carried_on, claim, confirmed, confirming_window
-from engine_probe.errors import KvscopeError
+from engine_probe.errors import KvscopeError, NotReady
 from store.alert_book import AlertBook
 from store.alert_rows import Alert, Changes
 from store.interface import Window
@@ -59,7 +59,7 @@ class Evaluator:
         self._judge, self._is_empty, self._on_look = judge, is_empty, on_look
 
     def tick(self, now_ns: int) -> list[Alert]:
-        """Look once; answers with the alerts that changed, which are on disk by then."""
+        """Look once; answers with the alerts that changed, which are on disk by then. Raises NotReady where the collector stops."""
         end_ns = now_ns - self._rhythm.settle_ns
         window = Window(end_ns - self._rhythm.window_ns, end_ns)
         held = [alert for alert in self._book.open_alerts() if alert.origin == "evaluator"]
@@ -70,8 +70,12 @@ class Evaluator:
             own = [alert for alert in held if check.owns(alert.labels)]
             try:
                 changed += self._evaluate(check, own, window, now_ns)
+            except NotReady:
+                raise  # the collector stops: no check failed
             except KvscopeError as error:
                 log.warning("check failed", extra={"check": check.name, "reason": error.message})
+            except Exception:  # a defect in one judgement is no reason to tell nobody of what the others find
+                log.exception("check failed", extra={"check": check.name})
         if changed:
             self._book.save(Changes(alerts=tuple(changed)))
             for alert in changed:

@@ -79,9 +79,13 @@ class Alerting:
             self._thread = threading.Thread(target=self._run, name="kvscope-alerts", daemon=True)
             self._thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """End after the look that runs; what is not delivered stays in the outbox."""
-        self._stopping.set()
+        self.ask_to_stop()
         self.courier.stop()
         if self._thread is not None:
             self._thread.join(15.0)
@@ -108,18 +112,26 @@ class Alerting:
     def _run(self) -> None:
         next_look = time.monotonic() + self.settings.interval_s
         while not self._stopping.wait(min(PLAN_S, self.settings.interval_s)):
-            started = time.monotonic()
             try:
-                if self.settings.enabled and started >= next_look:
-                    self.evaluator.tick(time.time_ns())
-                    took = time.monotonic() - started
-                    next_look = started + max(self.settings.interval_s, took / self.settings.max_busy_ratio)
+                if self.settings.enabled and time.monotonic() >= next_look:
+                    next_look = self._look()
                 self.tell()
             except KvscopeError as error:
                 if not self._stopping.is_set():
                     log.warning("alerts not looked after", extra={"reason": error.message})
             except Exception:
                 log.exception("alerting stumbled")
+
+    def _look(self) -> float:
+        """Look once; when the next look is due, however this one ended."""
+        started = time.monotonic()
+        try:
+            self.evaluator.tick(time.time_ns())
+        except KvscopeError as error:
+            if not self._stopping.is_set():
+                log.warning("no look was taken", extra={"reason": error.message})
+        took = time.monotonic() - started
+        return started + max(self.settings.interval_s, took / self.settings.max_busy_ratio)
 
 
 def checks_of(store: DuckDBStore, settings: AlertSettings) -> list[Check]:

@@ -142,10 +142,12 @@ class Services:
         if self._sql is not None:
             self._sql.close()
         if self.alerting is not None:
-            self.alerting.stop()
+            self.alerting.ask_to_stop()
         self.ingest.close()
         for pool in (self.reads, self.pages, self.sql_reads, self.judging):
             pool.close()
+        if self.alerting is not None:
+            self.alerting.stop()
         if self.live_judge is not None:
             self.live_judge.stop()
         if self.upkeep is not None:

@@ -172,9 +172,10 @@ class Scripted:
         return "/"
 
 
-def test_a_check_that_fails_holds_up_no_other(watch: Watch, story: Windows) -> None:
-    """The store is busy for one of them: the hotspot is claimed all the same."""
-    watch.checks = [Scripted(StoreBusy("busy")), *watch.checks[:1]]
+@pytest.mark.parametrize("failure", [StoreBusy("busy"), ZeroDivisionError("a defect of ours")])
+def test_a_check_that_fails_holds_up_no_other(watch: Watch, story: Windows, failure: Exception) -> None:
+    """The store is busy for one of them, or it has a defect: the hotspot is claimed all the same."""
+    watch.checks = [Scripted(failure), *watch.checks[:1]]
     assert watch.tick(story.fault_ns + watch.half_ns) == {HOTSPOT: "pending"}
 
 
