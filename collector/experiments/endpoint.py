@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import os
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +23,10 @@ from collector.experiments.arm_settings import NO, YES
 from collector.experiments.engine_side import EngineSide
 from collector.experiments.judging import common_facts
 from collector.experiments.runner import Folder, Ran, counting_begins
-from collector.experiments.workload import Asked, Workload, asked
+from collector.experiments.workload import Asked, Workload, asked, counted_s
 from diagnosis.experiments.design import Arm, Trial
 from diagnosis.experiments.observed import CALL, REUSABLE
-from diagnosis.wording import percent
+from diagnosis.wording import percent, seconds
 from engine_probe.clock import Clock
 from engine_probe.engine.traffic.call import Call
 from engine_probe.errors import EngineUnreachable, UsageError
@@ -37,6 +38,8 @@ from engine_probe.sink import FileSink
 
 KEYS = ("endpoint", "model", "cache", "temperature", "version", "note")
 CALIBRATION_TOKENS = 64
+TELL_EVERY_S = 5.0
+WORTH_SAYING_S = 30.0
 NOT_EMPTY = 0.1
 """Share of a prompt that a call which shares nothing may find cached: an instant of a template, never its own words."""
 
@@ -57,9 +60,10 @@ class Target:
 class EndpointRunner:
     """Sends the calls of every run to the endpoint of its arm."""
 
-    def __init__(self, target: Target, seed: int = 0) -> None:
+    def __init__(self, target: Target, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
         self._target = target
         self._seed = seed
+        self._say = say
         self._told: dict[str, dict[str, Any]] = {}
         self._writers: dict[str, PromptWriter] = {}
         self._sides: dict[str, EngineSide] = {}
@@ -104,6 +108,12 @@ class EndpointRunner:
         self, trials: Sequence[Trial], workload: Workload, folder: Folder, tell: Callable[[int], None]
     ) -> list[Ran]:
         """One after the other: two at a time would be each other's load."""
+        if workload.in_flight is None:
+            takes_s = sum(counted_s(workload, trial.repeat) for trial in trials)
+            if takes_s >= WORTH_SAYING_S:
+                self._say(
+                    f"the calls of {len(trials)} runs come within {seconds(takes_s)}; warm-up and slow answers take more"
+                )
         ran = []
         for trial in trials:
             rows, engine, facts = asyncio.run(self._run_one(trial, workload))
@@ -196,14 +206,15 @@ class EndpointRunner:
             client.model = self._told[endpoint.url]["model"]
             is_reset = await client.reset_prefix_cache()
             asks = self._asks(trial, work, endpoint.url, is_reset=is_reset)
-            rows = await closed_loop(client, asks[: work.num_warmup], 1)
+            tell = self._progress(trial.run_id, len(asks))
+            rows = await closed_loop(client, asks[: work.num_warmup], 1, tell)
             if not trial.arm.is_warm and is_reset:
                 await client.reset_prefix_cache()
             counted, before = asks[work.num_warmup :], await side.look()
             if workload.in_flight is None:
-                rows += await open_loop(client, counted)
+                rows += await open_loop(client, counted, tell)
             else:
-                rows += await closed_loop(client, counted, workload.in_flight)
+                rows += await closed_loop(client, counted, workload.in_flight, tell)
             engine = side.tables(before, await side.look())
         self._note(
             "caches are emptied through /reset_prefix_cache before each run, and once more where a cold arm begins to count"
@@ -227,6 +238,19 @@ class EndpointRunner:
             "prompt_tokens": sum(got for got, _ in told if got),
         }
         return rows, engine, facts
+
+    def _progress(self, run_id: str, total: int) -> Callable[[int], None]:
+        """Counts answers, and says every few seconds how far a run is."""
+        done, told_s = 0, time.monotonic()
+
+        def tell(count: int) -> None:
+            nonlocal done, told_s
+            done += count
+            if time.monotonic() - told_s >= TELL_EVERY_S:
+                told_s = time.monotonic()
+                self._say(f"{run_id}: {done:,} of {total:,} calls answered")
+
+        return tell
 
     def _asks(self, trial: Trial, work: Asked, url: str, *, is_reset: bool) -> list[Ask]:
         writer = self._writers[url]

@@ -108,6 +108,12 @@ def expected_s(workload: Workload, repeats: int) -> float:
     return max(ends) / NS
 
 
+def counted_s(workload: Workload, repeat: int) -> float:
+    """Time within which an open loop's counted calls of that run come, s."""
+    work = asked(workload, repeat, is_warm=True)
+    return (work.calls[-1].at_ns - work.counted_ns) / NS
+
+
 def _drawn(workload: Workload, repeat: int) -> list[Call]:
     count = workload.num_warmup + workload.num_requests
     if workload.trace is None:

@@ -231,6 +231,21 @@ def test_a_cache_that_is_not_what_it_is_said_to_be_is_told(kvscope: Kvscope, ser
     assert "the cache was not empty" in " ".join(found["notes"])
 
 
+def test_a_long_run_says_how_long_and_how_far(
+    kvscope: Kvscope, server: ScriptedOpenAi, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long the calls of all runs take to come, and each answer, where each is worth a word."""
+    from collector.experiments import endpoint
+
+    monkeypatch.setattr(endpoint, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(endpoint, "WORTH_SAYING_S", 0.0)
+    ended = kvscope("experiment", "run", "--endpoint", server.url, *ENDPOINT, "--out", out, "--json")
+    document(ended)
+    total = 8 + 2
+    assert f"D/3: {total} of {total} calls answered" in ended.err
+    assert "the calls of 12 runs come within" in ended.err
+
+
 def test_a_usage_without_cached_tokens_is_said(kvscope: Kvscope, server: ScriptedOpenAi, out: str) -> None:
     """Hits and misses are then not known, and the note says what vLLM needs for it."""
     server.misbehaviour = "no_cached"
