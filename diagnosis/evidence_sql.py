@@ -32,6 +32,11 @@ def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where:
         return None
     window, vantage = case.window_of(facts), facts.requests.vantage
     kept = f"vantage = '{vantage}' AND {case.sql_where(window, 'arrival_ns')} AND {NOT_WARMUP}"
+    if vantage == "engine" and facts.handover is not None:  # a request's row is that of the worker that prefilled it
+        sent = f"SELECT request_id, target_worker FROM transfer WHERE {case.sql_scope(window)} AND target_worker IS NOT NULL"
+        kept += (
+            f" AND (request_id, worker) NOT IN ({sent} AND request_id IS NOT NULL AND source_worker <> target_worker)"
+        )
     rows = "request"
     if facts.requests.num_duplicates:
         rows, kept = f"({one_request_sql(kept)})", "true"

@@ -25,7 +25,7 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
-from diagnosis.load_handover import handovers, with_legs
+from diagnosis.load_handover import handovers, one_a_request, with_legs
 from diagnosis.load_lineage import ASKED, StoredBlocks, block_size, lineage, names_blocks
 from diagnosis.load_requests import (
     COLUMNS,
@@ -85,6 +85,8 @@ def _load(
     store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks, ahead_ns: int, pool: Executor
 ) -> Facts:
     table, num_again, num_warmup = _judged(store, window, name, vantage)
+    if vantage == "engine":
+        table = one_a_request(store, window, table)
     table, rate, num_thinned = one_rate(store, table)
     table, window = moved_requests(table, ahead_ns), moved(window, ahead_ns)
     origin = int(pc.min(table["arrival_ns"]).as_py())

@@ -29,6 +29,11 @@ AT_ONCE_S: Final = 0.0005
 """A transfer that begins this soon after the end of another into the same worker waited for it."""
 LOOKS: Final = 16
 """Instants of a wait at which the decode worker's blocks are looked at."""
+_BETWEEN: Final = (
+    "source_worker IS NOT NULL AND target_worker IS NOT NULL AND source_worker <> target_worker "
+    "AND NOT starts_with(source_worker, target_worker || '/') AND NOT starts_with(target_worker, source_worker || '/')"
+)
+"""SQL: between two workers; a tier load comes from the worker's own tier."""
 BROKE: Final = ("fell_back", "failed", "refused")
 
 
@@ -112,14 +117,63 @@ def with_legs(requests: RequestFacts, moves: HandoverFacts) -> RequestFacts:
     return replace(requests, numbers=numbers)
 
 
+def one_a_request(store: Store, window: Window, table: pa.Table) -> pa.Table:
+    """Engine rows of which each request has one: that of the worker that prefilled it, with what the decode worker told of its end.
+
+    A decode worker that was given the first token counts it to its prompt; one that was not gives the caller its first.
+    """
+    condition, params = window_sql(reach(window), "at_ns")
+    sent = store.query(
+        f"SELECT DISTINCT request_id, target_worker AS worker FROM transfer WHERE {condition} AND {_BETWEEN}", params
+    )
+    if sent.num_rows == 0:
+        return table
+    is_leg = pc.is_in(_pairs(table), value_set=_pairs(sent).combine_chunks())
+    firsts = table.filter(pc.invert(is_leg))
+    legs = table.filter(pc.and_(is_leg, pc.is_in(table["request_id"], value_set=firsts["request_id"].combine_chunks())))
+    if legs.num_rows == 0:
+        return table
+    place = pc.index_in(firsts["request_id"], value_set=legs["request_id"].combine_chunks())
+    taken = legs.take(place.combine_chunks())
+    moved = pc.is_valid(place)
+    gives_first = pc.fill_null(pc.and_(moved, pc.less_equal(taken["prompt_tokens"], firsts["prompt_tokens"])), False)
+    both = pc.add(pc.fill_null(firsts["output_tokens"], 0), taken["output_tokens"])
+    first_ns = pc.if_else(gives_first, taken["first_token_ns"], firsts["first_token_ns"])
+    columns = {name: pc.if_else(moved, taken[name], firsts[name]) for name in ("last_token_ns", "end_ns", "state")}
+    columns |= {
+        "first_token_ns": first_ns,
+        "output_tokens": pc.if_else(
+            moved, pc.if_else(gives_first, taken["output_tokens"], both), firsts["output_tokens"]
+        ),
+        "decode_s": pc.if_else(
+            moved,
+            pc.divide(pc.subtract(columns["last_token_ns"], first_ns).cast(pa.float64()), 1e9),
+            firsts["decode_s"],
+        ),
+    }
+    for name in ("token_ns", "token_counts"):  # the gap of the hand-over itself is no step
+        columns[name] = pa.chunked_array([_either(moved, taken[name], firsts[name])])
+    for name, column in columns.items():
+        at = firsts.schema.get_field_index(name)
+        firsts = firsts.set_column(at, firsts.schema.field(at), column.cast(firsts.schema.field(at).type))
+    return firsts
+
+
+def _either(moved: pa.ChunkedArray, one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array:
+    """`one` where `moved`, else `other`: lists, of which `if_else` takes none."""
+    size = len(one)
+    both = pa.concat_arrays([one.combine_chunks(), other.combine_chunks()])
+    return both.take(pa.array(np.where(np.asarray(moved), np.arange(size), size + np.arange(size))))
+
+
+def _pairs(table: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(table["request_id"], table["worker"], "\x00")
+
+
 def _read(store: Store, window: Window) -> pa.Table | None:
     """Transfers between two workers, in order of time, each beside the row of its request at the worker that took it."""
     condition, params = window_sql(reach(window), "at_ns")
-    # a tier load comes from the worker's own tier
-    between = (
-        f"{condition} AND source_worker IS NOT NULL AND target_worker IS NOT NULL AND source_worker <> target_worker "
-        "AND NOT starts_with(source_worker, target_worker || '/') AND NOT starts_with(target_worker, source_worker || '/')"
-    )
+    between = f"{condition} AND {_BETWEEN}"
     if store.query(f"SELECT 1 FROM transfer WHERE {between} LIMIT 1", params).num_rows == 0:
         return None
     legs, leg_params = window_sql(reach(window), "arrival_ns")

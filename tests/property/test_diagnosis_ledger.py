@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnosis.drift import Spell
-from diagnosis.facts import BlockTotals, LineageFacts, WorkerFacts
+from diagnosis.facts import BlockTotals, HandoverFacts, LineageFacts, RoutingFacts, WorkerFacts
 from diagnosis.ledger import write
+from diagnosis.rows import HANDOVER, HOTSPOTS
 from diagnosis.spent import Context
 from tests.factories import facts, request_facts, work_model
 
 seconds = st.floats(0.0, 5.0, allow_nan=False)
 tokens = st.integers(0, 4000)
+
+
+def hotspots(n: int, lost: list[float], held: list[float], slow: list[float]) -> RoutingFacts:
+    """What requests lost to hotspots of every kind at once."""
+    of_worker = {name: np.array(lost) for name in HOTSPOTS}
+    of_index = dict.fromkeys(("hotspot_stale_index", "hotspot_unreachable_threshold"), np.array(held, dtype=float))
+    amiss = {name: np.arange(n) % 2 == 0 for name in of_index}
+    return RoutingFacts((), of_worker, of_index, amiss, np.array(slow), n, 2, 1, True, frozenset())
+
+
+def handover(n: int, spent: list[float], before_first: bool) -> HandoverFacts:
+    """A hand-over of every request, on each of its parts as long."""
+    every, unknown = np.ones(n, dtype=bool), np.full(n, np.nan)
+    return HandoverFacts(
+        parts={name: np.array(spent) for name in HANDOVER},
+        moved=every,
+        worker_names=("d0",),
+        worker=np.zeros(n, dtype=np.int64),
+        first_s=unknown,
+        last_s=unknown,
+        output_tokens=unknown,
+        again={},
+        before_first=every if before_first else ~every,
+        num_bytes=unknown,
+        wire_s=unknown,
+        wait_s=unknown,
+        link_s=unknown,
+        broke=~every,
+        of=np.arange(n),
+        sees_room=False,
+    )
 
 
 @st.composite
@@ -46,6 +80,13 @@ def windows(draw: st.DrawFn) -> tuple[object, Context]:
         samples={"preemptions_total": draw(st.sampled_from([0.0, 3.0]))},
         lineage=draw(st.sampled_from([None, lineage])),
         blocks=BlockTotals(5, 5, draw(st.integers(0, 5)), 0),
+    )
+    known = replace(
+        known,
+        routing=draw(
+            st.sampled_from([None, hotspots(n, column(seconds), column(tokens), column(st.floats(0.0, 0.9)))])
+        ),
+        handover=draw(st.sampled_from([None, handover(n, column(seconds), draw(st.booleans()))])),
     )
     model = work_model(
         prefill_s_per_token=draw(st.sampled_from([None, 1e-5, 1e-2])),

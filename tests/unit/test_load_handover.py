@@ -90,11 +90,11 @@ def rows() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def loaded(path: Path, told: dict[str, list[dict[str, Any]]]) -> Facts:
+def loaded(path: Path, told: dict[str, list[dict[str, Any]]], vantage: str = "client") -> Facts:
     store: Store = open_store(str(path))
     try:
         store.append(batch(told))
-        return load(store, RUN, "window", "client")
+        return load(store, RUN, "window", vantage)
     finally:
         store.close()
 
@@ -179,3 +179,25 @@ def test_a_tier_s_loads_are_no_hand_over(tmp_path: Path) -> None:
     told = rows()
     told["transfer"] = told["transfer"][:1]
     assert loaded(tmp_path / "k.duckdb", told).handover is None
+
+
+@pytest.mark.parametrize("prompt", [161, 160], ids=["given the first token", "gives the first token"])
+def test_engine_rows_of_two_workers_are_one_request(tmp_path: Path, prompt: int) -> None:
+    """Without callers too. A decode worker that was given the first token has it in its prompt; else TTFT ends with its own first."""
+    told = rows()
+    told["request"] = [row | ({"prompt_tokens": prompt} if row["worker"] == "d0" else {}) for row in engine_rows(told)]
+    found = loaded(tmp_path / "k.duckdb", told, "engine")
+    is_given = prompt == 161
+    assert sorted(found.requests.request_id.tolist()) == ["r1", "r2", "r3", "r4"]
+    assert found.requests.worker_names == ("w0",)
+    ttft = metric_values(found, "ttft").tolist()
+    assert ttft == pytest.approx([1.0, 1.0, 1.0, 1.0] if is_given else [1.9, 1.3, 1.6, 2.0])
+    assert metric_values(found, "e2e").tolist() == pytest.approx([2.9, 2.3, 2.6, 3.0])
+    assert found.requests.get("output_tokens").tolist() == [11.0 if is_given else 10.0] * 4
+    moves = found.handover
+    assert moves is not None
+    assert moves.before_first.all() != is_given
+
+
+def engine_rows(told: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [row for row in told["request"] if row["vantage"] == "engine"]
