@@ -18,6 +18,7 @@ from engine_probe.errors import SourceMissing
 
 FOLDER_UID: Final = "kvscope"
 MOST_ANNOTATIONS: Final = 5_000
+EXEMPLARS: Final = "exemplarTraceIdDestinations"
 
 
 class Server(Protocol):
@@ -96,7 +97,7 @@ def publish(server: Server, wanted: Wanted, *, dry_run: bool = False) -> Iterato
     _require_plugin(server)
     uids = {}
     for variable, source in ((METRICS, wanted.metrics), (API, wanted.api)):
-        did, uids[variable] = _source(server, source, dry_run)
+        did, uids[variable] = _source(server, source, wanted.collector_url, dry_run)
         yield Step("data source", source.name, did)
     did = "unchanged"
     if server.folder(FOLDER_UID) is None:
@@ -121,7 +122,7 @@ def _require_plugin(server: Server) -> None:
         )
 
 
-def _source(server: Server, source: Source, dry_run: bool) -> tuple[str, str]:
+def _source(server: Server, source: Source, collector_url: str, dry_run: bool) -> tuple[str, str]:
     """(what was done, uid)."""
     found = server.data_source(source.name)
     if found is None and source.url is None:
@@ -132,7 +133,7 @@ def _source(server: Server, source: Source, dry_run: bool) -> tuple[str, str]:
             name=source.name,
         )
     if found is None:
-        return "created", "" if dry_run else server.create_data_source(_settings(source))
+        return "created", "" if dry_run else server.create_data_source(_settings(source, collector_url))
     if found.get("type") != source.type:
         raise SourceMissing(
             f"the data source {source.name!r} of Grafana at {server.url} is of type {found.get('type')!r}, not "
@@ -141,28 +142,43 @@ def _source(server: Server, source: Source, dry_run: bool) -> tuple[str, str]:
             name=source.name,
         )
     uid = str(found["uid"])
+    if source.url is None:
+        return "unchanged", uid
+    settings, held = _settings(source, collector_url), found.get("jsonData") or {}
     has_token = bool((found.get("secureJsonFields") or {}).get("bearerToken"))
-    if source.url is None or (found.get("url") == source.url and (source.token is None or has_token)):
+    same = found.get("url") == source.url and (source.token is None or has_token)
+    if same and all(held.get(name) == value for name, value in settings["jsonData"].items()):
         return "unchanged", uid
     if not dry_run:
-        server.update_data_source(int(found["id"]), {**_settings(source), "uid": uid})
+        server.update_data_source(
+            int(found["id"]), {**settings, "jsonData": {**held, **settings["jsonData"]}, "uid": uid}
+        )
     return "changed", uid
 
 
-def _settings(source: Source) -> dict[str, Any]:
+def _settings(source: Source, collector_url: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "name": source.name,
         "type": source.type,
         "access": "proxy",
         "url": source.url,
-        "jsonData": {},
+        "jsonData": {"allowedHosts": [source.url]}
+        if source.type == PLUGIN
+        else {EXEMPLARS: [_timeline(collector_url)]},
     }
-    if source.type == PLUGIN:
-        settings["jsonData"] = {"allowedHosts": [source.url]}
     if source.token is not None:
         settings["jsonData"] |= {"auth_method": "bearerToken"}
         settings["secureJsonData"] = {"bearerToken": source.token}
     return settings
+
+
+def _timeline(collector_url: str) -> dict[str, str]:
+    """Where the exemplar of a bucket leads: a request's page."""
+    return {
+        "name": "request_id",
+        "url": f"{collector_url}/requests/${{__value.raw}}",
+        "urlDisplayLabel": "timeline",
+    }
 
 
 def _chosen(document: dict[str, Any], wanted: Wanted, uids: Mapping[str, str]) -> dict[str, Any]:

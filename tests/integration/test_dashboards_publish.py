@@ -61,6 +61,8 @@ def test_dashboards_are_led_to_the_data_sources_and_the_collector(double: Double
     assert variables["metrics"]["current"] == {"text": "kvscope Prometheus", "value": "source-1"}
     assert variables["api"]["current"] == {"text": "kvscope API", "value": "source-2"}
     assert variables["collector"]["query"] == "http://kvscope.example"
+    (link,) = double.sources[0]["jsonData"]["exemplarTraceIdDestinations"]
+    assert link["url"] == "http://kvscope.example/requests/${__value.raw}", "an exemplar leads to its request"
     assert double.sources[1]["secureJsonFields"] == {"bearerToken": True}
     assert "the collector's secret" not in json.dumps(double.dashboards)
 
@@ -79,12 +81,14 @@ def test_what_was_changed_by_hand_is_brought_back(double: Double) -> None:
     brought(double)
     double.dashboards["kvscope-latency"]["dashboard"]["title"] = "mine"
     double.sources[0]["url"] = "http://elsewhere"
+    double.sources[0]["jsonData"]["timeInterval"] = "15s"
     changed = [(step.what, step.name) for step in brought(double) if step.did == "changed"]
     assert changed == [
         ("data source", "kvscope Prometheus"),
         ("dashboard", "kvscope: latency by phase and hit class"),
     ]
     assert double.sources[0]["url"] == "http://127.0.0.1:9090"
+    assert double.sources[0]["jsonData"]["timeInterval"] == "15s", "what we have no opinion on stays"
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(double: Double) -> None:
