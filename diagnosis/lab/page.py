@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diagnosis.lab.fault import WORDS
-from diagnosis.lab.plan import NULLS, NULLS_PER_SEED, TUNED_UP_TO
+from diagnosis.lab.plan import NULLS, NULLS_PER_SEED, PUBLISHED, TUNED_UP_TO, published
 from diagnosis.lab.reliability import FEWEST
 from diagnosis.lab.render import MET, NO_FILE, found, percent
 from diagnosis.lab.results import NOTHING, Result
@@ -45,11 +45,21 @@ def _opening(document: Mapping[str, Any], data: str) -> list[str]:
         if seeds and seeds[0] > TUNED_UP_TO
         else f"**Seeds up to {TUNED_UP_TO} are those that thresholds were tuned on: these figures are no proof.**"
     )
+    whole = len(published(PUBLISHED, 1))
+    unfinished = (
+        [
+            f"**{document['runs']:,} of the {whole:,} runs of a whole matrix are in: it shows which way it goes, not yet how often.**",
+            "",
+        ]
+        if document["runs"] < whole
+        else []
+    )
     requests = " and ".join(f"{n:,}" for n in document["requests"])
     return [
         f"One known fault at a time is injected into a fleet in virtual time ([lab.md](lab.md)), and the diagnosis is asked. {document['runs']:,} runs, "
         f"{requests} requests a window, seeds {told}. {tuned}",
         "",
+        *unfinished,
         f"Every figure is computed from [{data}]({data}), a line a run: `kvscope lab matrix --from docs/{data}` makes this page from it, "
         f"`kvscope lab matrix --seeds {seeds[0] if seeds else 101}:{seeds[-1] if seeds else 120}` plays the runs again.",
         "",

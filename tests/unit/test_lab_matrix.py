@@ -464,6 +464,7 @@ def test_the_page_says_what_the_figures_say() -> None:
     assert "| first verdict right, pooled over typical and strong | 95% or more | 50.0% | 2 | MISSED |" in written
     assert "| slow_steps |  | 1/1 | 0/1 | load_step 1, slow_steps 1 |" in written
     assert "nothing was tuned on these" in written
+    assert "**3 of the " in written
     assert "- slow_steps, strong: 0 right, 1 wrong, 0 cannot tell of 1; first: load_step 1" in written
     assert "[m.csv](m.csv)" in written
     tuned = [replace(each, seed=5) for each in many[:2]]

@@ -1,0 +1,97 @@
+"""Numbers that were measured stand in one file, and causes and confidence are read from it; the published page is what its data say."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diagnosis import calibration
+from diagnosis.calibration import FILE, declared, listening, stated
+from diagnosis.lab.catalogue import find_fault
+from diagnosis.lab.confusion import confusion
+from diagnosis.lab.page import page
+from diagnosis.lab.plan import TUNED_UP_TO
+from diagnosis.lab.reliability import chart
+from diagnosis.lab.results import read, text
+from diagnosis.work_model import SLOWER
+
+PAGE = Path(__file__).parents[2] / "docs" / "confusion-matrix.md"
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_every_threshold_of_a_cause_is_in_the_file_with_its_origin(told: dict[str, Any]) -> None:
+    """What it is, in which unit, what is material, what null runs reached and in how many; none is left of a cause that is gone."""
+    assert set(told["thresholds"]) == set(declared())
+    for name, row in told["thresholds"].items():
+        declaration = declared()[name]
+        assert (row["says"], row["unit"], row["least"]) == (declaration.says, declaration.unit, declaration.least), name
+        assert row["value"] == pytest.approx(
+            max(row["least"], told["origin"]["margin"] * row.get("within", 0.0)), rel=1e-4
+        ), name
+        assert ("within" in row) == (row["measured_in"] > 0), name
+        assert row["measured_in"] <= told["origin"]["null_runs"], name
+
+
+def test_nothing_was_tuned_on_a_published_seed(told: dict[str, Any]) -> None:
+    """Seeds of the calibration lie below those of the page, whose plain runs and null runs have others."""
+    last = max(int(seed) for part in told["origin"]["seeds"].split(",") for seed in part.replace("-", ":").split(":"))
+    assert last <= TUNED_UP_TO < min(result.seed for result in read(PAGE.with_suffix(".csv")))
+
+
+def test_a_threshold_is_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps 15 % slower: enough at 0.10, not where chance was found to reach 0.20; a lower number than what is material is not taken."""
+    for value, reached in ((0.05, True), (0.10, True), (0.25, False)):
+        monkeypatch.setattr(
+            calibration, "measured", lambda value=value: {"thresholds": {SLOWER.name: {"value": value}}}
+        )
+        assert SLOWER.is_reached(0.15) is reached
+        assert SLOWER.value == max(value, SLOWER.least)
+
+
+def test_a_cause_that_is_not_in_the_file_is_judged_by_its_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new cause works before the next calibration."""
+    monkeypatch.setattr(calibration, "measured", lambda: {"thresholds": {}})
+    assert SLOWER.value == SLOWER.least
+
+
+def test_whoever_listens_hears_the_largest_statistic() -> None:
+    """Two pairs of windows with 2 % and 4 %; what is not finite says nothing, and outside nobody listens."""
+    with listening() as heard:
+        for statistic in (0.02, 0.04, float("nan"), float("inf")):
+            SLOWER.is_reached(statistic)
+    SLOWER.is_reached(0.9)
+    assert heard == {SLOWER.name: 0.04}
+
+
+def test_confidence_never_falls_with_certainty(told: dict[str, Any]) -> None:
+    """From 0 at none to less than 1 at all, by few levels, each of which says of how many runs it is."""
+    said = [stated(certainty) for certainty in np.linspace(0.0, 1.0, 101)]
+    assert said == sorted(said)
+    assert said[0] == 0.0
+    assert 0.5 < said[-1] < 1.0
+    curve = told["confidence"]
+    assert len(curve["certainty"]) == len(curve["right"]) == len(curve["runs"]) <= 9
+    assert sum(curve["runs"]) > 0
+
+
+def test_the_published_page_is_what_its_data_say() -> None:
+    """Page and diagram are rendered anew from the runs (`kvscope lab matrix --from docs/confusion-matrix.csv`), which are sorted."""
+    data = PAGE.with_suffix(".csv")
+    results = read(data)
+    document = confusion(results)
+    assert text(results) == data.read_text(encoding="utf-8")
+    assert page(document, results, data.name, PAGE.with_suffix(".svg").name) == PAGE.read_text(encoding="utf-8")
+    assert chart(document["reliability"]) == PAGE.with_suffix(".svg").read_text(encoding="utf-8")
+
+
+def test_every_published_run_is_of_a_fault_that_exists() -> None:
+    """By its name in the catalogue."""
+    assert all(find_fault(result.fault) for result in read(PAGE.with_suffix(".csv")))
