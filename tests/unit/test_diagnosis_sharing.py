@@ -1,0 +1,64 @@
+"""How far prompts begin alike, and what that was worth to the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from diagnosis.facts import Facts, SharingFacts
+from diagnosis.sharing import no_longer_shared, sharing
+from tests.factories import facts, request_facts
+
+
+def blocks(*lists: list[int] | None) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(lists, pa.list_(pa.uint64()))])
+
+
+def test_a_prompt_shares_up_to_the_first_block_that_nobody_else_names() -> None:
+    """Blocks of 16: two begin with 1, 2; one of them goes on with 3, which a third names behind another beginning."""
+    found = sharing(blocks([1, 2, 3], [1, 2, 4], [9, 3], None, []), 16)
+    assert found is not None
+    assert found.rows.tolist() == [0, 1, 2, 4]
+    assert found.tokens.tolist() == [48.0, 32.0, 0.0, 0.0]
+
+
+def test_prompts_without_blocks_tell_nothing() -> None:
+    """None of them named, and no rows at all."""
+    assert sharing(blocks(None, None), 16) is None
+    assert sharing(pa.chunked_array([], pa.list_(pa.uint64())), 16) is None
+
+
+def window(shared: np.ndarray, cached: np.ndarray, tenant: list[str] | None = None) -> Facts:
+    n = len(shared)
+    requests = request_facts(np.arange(n) * 2.0, prompt_tokens=[200.0] * n, cached_tokens=list(cached))
+    if tenant is not None:
+        requests = replace(requests, tenant=np.array(tenant, dtype=object))
+    return replace(facts(requests), sharing=SharingFacts(np.arange(n), shared))
+
+
+FULL = np.full(20, 100.0)
+
+
+def test_what_is_no_longer_shared_is_lost_as_far_as_it_was_found() -> None:
+    """100 tokens were shared and 80 of them found; now 0 and 0: 80 a request."""
+    lost = no_longer_shared(window(0 * FULL, 0 * FULL), window(FULL, 0.8 * FULL))
+    assert lost.tolist() == [80.0] * 20
+
+
+def test_what_nobody_found_nobody_lost() -> None:
+    """Nothing was cached before either."""
+    assert not no_longer_shared(window(0 * FULL, 0 * FULL), window(FULL, 0 * FULL)).any()
+
+
+def test_as_alike_as_before_is_not_the_prompts() -> None:
+    """Prompts share what they shared, and nothing is found: somebody else's fault."""
+    assert not no_longer_shared(window(FULL, 0 * FULL), window(FULL, FULL)).any()
+
+
+def test_more_of_those_who_never_shared_are_no_change_of_prompts() -> None:
+    """Tenant b shares nothing in either window and comes more often: within each tenant all is as before."""
+    few, many = ["a"] * 18 + ["b"] * 2, ["a"] * 8 + ["b"] * 12
+    pair = [np.array([100.0 if name == "a" else 0.0 for name in names]) for names in (few, many)]
+    assert not no_longer_shared(window(pair[1], pair[1], many), window(pair[0], pair[0], few)).any()
