@@ -165,8 +165,15 @@ class Grafana:
             ) from error
         except (requests.exceptions.RequestException, GrafanaException) as error:
             raise ServerUnreachable(
-                f"no Grafana answers at {self.url}: {error}; start it, or name another with --grafana", url=self.url
+                f"no Grafana answers at {self.url}: {_why(error)}; start it, or name another with --grafana",
+                url=self.url,
             ) from error
+
+
+def _why(error: Exception) -> str:
+    """The innermost reason: the library wraps it into two sentences of its own."""
+    inner = getattr(error.args[0], "reason", error) if error.args else error
+    return str(inner).rpartition(": ")[2] or str(error)
 
 
 def _said(error: Any) -> str:

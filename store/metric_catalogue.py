@@ -46,7 +46,7 @@ class Family:
 
 BOUNDED: Final = {
     "vantage": "engine, client",
-    "worker": "KVSCOPE_METRICS__MAX_SERIES workers and models; later ones are `other`",
+    "worker": "KVSCOPE_METRICS__MAX_SERIES workers and models, later ones are `other`; gauges: of the first 1,000",
     "model": "as worker",
     "hit": "hit, partial, miss; empty: not known (no block size, or no cached tokens told)",
     "reused": "some, none",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from store.metric_catalogue import family_of
@@ -65,6 +66,24 @@ def test_page_is_sound_prometheus_text(collector: Collector) -> None:
             assert told.type == family.type
             assert {label for sample in family.samples for label in sample.labels} - {"le"} <= set(told.labels)
     assert {"kvscope_time_to_first_token_seconds", "kvscope_store_bytes", "kvscope_ingest_commit_seconds"} <= names
+
+
+def test_open_metrics_name_a_request_of_each_bucket(collector: Collector) -> None:
+    """Who accepts OpenMetrics gets it, sound, with the newest request of a bucket of TTFT as its exemplar."""
+    accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"}
+    answer = collector.client.get("/metrics", headers=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(answer.text)}
+    named = {
+        sample.labels["le"]: sample.exemplar
+        for sample in families["kvscope_time_to_first_token_seconds"].samples
+        if sample.exemplar
+    }
+    assert set(named) == {"0.1"}
+    assert named["0.1"].labels == {"request_id": "r3"}
+    assert named["0.1"].value == pytest.approx(0.1)
+    plain = collector.client.get("/metrics").text
+    assert "request_id" not in plain, "the older format has no exemplars"
 
 
 def test_latencies_are_those_of_the_engine_and_counted_once(collector: Collector) -> None:
