@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import TypeAdapter
 
@@ -17,7 +23,7 @@ from engine_probe.errors import AlertMisuse, StoreBusy
 from store.alert_book import AlertBook
 from store.alert_rows import Changes, Delivery
 from store.open import open_store
-from tests.alert_receiver import mailbox
+from tests.alert_receiver import Mailbox, mailbox
 from tests.integration.collector_harness import Collector, request_row, running
 
 S = 1_000_000_000
@@ -244,3 +250,86 @@ def test_runbooks_are_served_and_others_are_not_found(tmp_path: Path) -> None:
             assert name in answer.text
         missing = collector.client.get("/api/v1/runbooks/nothing")
         assert (missing.status_code, "premature_eviction" in missing.json()["detail"]) == (404, True)
+
+
+def test_a_message_survives_kill_9_while_its_receiver_is_away(tmp_path: Path) -> None:
+    """The process is killed after attempts that failed; the next one delivers the same message under the same id."""
+    box = Mailbox()
+    box.listen()
+    box.stop()
+    one = {"name": "box", "kind": "webhook", "url": box.url, "allow_networks": ["127.0.0.0/8"], "group_wait_s": 0}
+    (tmp_path / "r.yml").write_text(json.dumps({"receivers": [{**one, "origins": ["alertmanager"]}]}))
+    with _process(tmp_path) as (process, url):
+        httpx.post(f"{url}/api/v1/alerts/webhook", json=_message(time.time_ns()), timeout=60).raise_for_status()
+        (waiting,) = _until(lambda: [d for d in _deliveries(url) if d["attempts"] > 0])
+        process.kill()
+        process.wait(10)
+    box.listen()
+    try:
+        with _process(tmp_path) as (process, url):
+            _until(lambda: box.arrived)
+            (delivered,) = _until(lambda: [d for d in _deliveries(url) if d["state"] == "delivered"])
+    finally:
+        box.stop()
+    assert [arrived.delivery_id for arrived in box.arrived] == [waiting["delivery_id"]] == [delivered["delivery_id"]]
+    assert delivered["attempts"] == waiting["attempts"] + 1
+
+
+def _deliveries(url: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{url}/api/v1/alerts/deliveries", timeout=30).json()["deliveries"]
+    return found
+
+
+def _until(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while not (answer := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return answer
+
+
+@contextmanager
+def _process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`kvscope serve` as a process of its own, and its URL."""
+    settings = {
+        "KVSCOPE_ALERTS__RECEIVERS_FILE": str(folder / "r.yml"),
+        "KVSCOPE_ALERTS__RETRY_LIMIT_S": "2",
+        "KVSCOPE_METRICS__LEDGER_INTERVAL_S": "none",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "collector.cli",
+        "serve",
+        "--port",
+        "0",
+        "--store",
+        str(folder / "k.duckdb"),
+        "--json",
+    ]
+    log = (folder / "log").open("ab")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=os.environ | settings)
+    try:
+        assert process.stdout is not None
+        text = b""
+        while not text.rstrip().endswith(b"}"):
+            line = process.stdout.readline()
+            assert line, (folder / "log").read_text()
+            text += line
+        url = json.loads(text)["url"]
+        _until(lambda: _is_up(url))
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+        log.close()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
