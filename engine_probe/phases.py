@@ -8,6 +8,7 @@ Source: design section 3.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from engine_probe.events import PHASES
@@ -31,14 +32,14 @@ def disjoint(spans: Iterable[Span], start_ns: int, end_ns: int) -> list[Span]:
     Neighbours that come from the same span are one piece; tokens stay with a span's first piece. Raises KeyError for a
     phase that the contract does not know.
     """
-    whole = sorted(spans, key=lambda span: span.start_ns)
+    whole = sorted(spans, key=_start)
     edges: list[tuple[int, int, int]] = []
     for number, (phase, start, end, _) in enumerate(whole):
         start, end = max(start, start_ns), min(end, end_ns)
         if start < end:
             edges += ((start, INDEX[phase], number), (end, INDEX[phase], -1 - number))
-    edges.sort(key=lambda edge: edge[0])
-    open_spans: list[list[int]] = [[] for _ in PHASES]
+    edges.sort(key=_instant)
+    open_spans: list[tuple[int, int]] = []
     pieces: list[Span] = []
     tokens_told: set[int] = set()
     last_number = -2
@@ -47,12 +48,13 @@ def disjoint(spans: Iterable[Span], start_ns: int, end_ns: int) -> list[Span]:
         while position < len(edges) and edges[position][0] <= cursor:
             _, phase_index, number = edges[position]
             if number >= 0:
-                open_spans[phase_index].append(number)
+                open_spans.append((phase_index, number))
             else:
-                open_spans[phase_index].remove(-1 - number)
+                open_spans.remove((phase_index, -1 - number))
             position += 1
         until = edges[position][0] if position < len(edges) else end_ns
-        owner, number = next(((index, open_[0]) for index, open_ in enumerate(open_spans) if open_), (_UNEXPLAINED, -1))
+        # The phase that comes first; of one phase the span that began first.
+        owner, number = min(open_spans) if open_spans else (_UNEXPLAINED, -1)
         if pieces and number == last_number:
             pieces[-1] = pieces[-1]._replace(end_ns=until)
         else:
@@ -62,6 +64,10 @@ def disjoint(spans: Iterable[Span], start_ns: int, end_ns: int) -> list[Span]:
             last_number = number
         cursor = until
     return pieces
+
+
+_instant = itemgetter(0)
+_start = attrgetter("start_ns")
 
 
 def seconds_by_phase(spans: Iterable[Span]) -> dict[str, float]:

@@ -95,8 +95,10 @@ def _token_lists(
         if ends is None:
             return None, None
         instants.append(ends)
-    counts = np.repeat([given for _, _, given in giving], [len(ends) for ends in instants])
-    return np.concatenate(instants), counts
+    flat = instants[0].copy() if len(instants) == 1 else np.concatenate(instants)
+    if all(given == 1 for _, _, given in giving):
+        return flat, np.ones(len(flat), dtype=np.int64)
+    return flat, np.repeat([given for _, _, given in giving], [len(ends) for ends in instants])
 
 
 def _work_spans(

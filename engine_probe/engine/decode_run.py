@@ -136,8 +136,10 @@ def foresee(engine: Engine, *, evictions_show: bool) -> DecodeRun | None:
             return None
         left = min(sequence.params.max_tokens - sequence.num_output, max_context - known) - 1
         if left < most:
+            if left < SHORTEST:
+                return None
             most = left
-    if most < SHORTEST or not running or scheduler.num_kept:
+    if not running or scheduler.num_kept:
         return None
     lookup_ns = _lookup_ns(engine) if held_up_by == "blocks" else 0
     if lookup_ns is None:

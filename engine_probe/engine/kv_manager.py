@@ -246,10 +246,10 @@ class KvManager:
         """[n] numbers of the names of its complete blocks."""
         if sequence.token_ids:
             extend(sequence.hashes, sequence.token_ids, self.block_size, sequence.root, self._salt)
-        elif not len(sequence.hashes):
-            sequence.hashes = list(sequence.prompt_hashes)
-        if len(sequence.names) < len(sequence.hashes):
-            sequence.names = self.book.number(sequence.hashes)
+            if len(sequence.names) < len(sequence.hashes):
+                sequence.names = self.book.number(sequence.hashes)
+        elif not len(sequence.names):
+            sequence.names = self.book.number(sequence.prompt_hashes)
         return sequence.names
 
     def _allocate(self, count: int, sequence: Sequence, now_ns: int) -> list[int] | None:

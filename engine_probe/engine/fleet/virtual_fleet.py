@@ -280,7 +280,7 @@ class VirtualFleet:
     def _ask(self, call: Call, at_ns: int, attempt: int) -> None:
         if self._book.is_full:
             self._forget_names()
-        names = self._book.number(call.blocks)
+        names = self._book.number(call.blocks if call.names is None else call.names)
         if self.router.looks_up:
             self._tell_feed(at_ns)
         worker = self.router.route(call, at_ns, names)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine_probe.engine.traffic.call import Call, made_up_blocks, mixed
+import numpy as np
+
+from engine_probe.engine.traffic.call import Call, made_up_names, mixed
 from engine_probe.errors import UsageError
 
 ARRIVALS = ("poisson", "even", "bursty")
@@ -90,7 +92,7 @@ class Traffic:
         lengths, prefixes, tenants = streams
         popularity = list(itertools.accumulate(1 / (rank + 1) ** self.skew for rank in range(self.groups)))
         full = self.shared_tokens // self.block_size
-        shared = [made_up_blocks(self._name(1, group), full) for group in range(self.groups)]
+        shared = [made_up_names(self._name(1, group), full) for group in range(self.groups)]
         names = [name for name, _ in self.tenants]
         weights = [weight for _, weight in self.tenants]
         for number, at_ns in enumerate(self._arrivals_ns()):
@@ -98,14 +100,16 @@ class Traffic:
             group = prefixes.choices(range(self.groups), cum_weights=popularity)[0]
             own, output = self.own_tokens.draw(lengths), self.output_tokens.draw(lengths)
             prompt = self.shared_tokens + own
-            blocks: Sequence[int] = shared[group] if is_shared and not self.uncacheable else ()
-            rest = prompt // self.block_size - len(blocks)
+            begin = shared[group] if is_shared and not self.uncacheable else shared[group][:0]
+            rest = prompt // self.block_size - len(begin)
+            blocks = np.concatenate((begin, made_up_names(self._name(2, number), rest)))
             yield Call(
                 f"{self.prefix}{number:06d}",
                 at_ns,
                 prompt,
                 output,
-                [*blocks, *made_up_blocks(self._name(2, number), rest)],
+                blocks.tolist(),
+                names=blocks,
                 prefix_hash=mixed(self._name(3, group)) >> 1 if is_shared else None,
                 tenant=tenants.choices(names, weights)[0] if names else None,
                 workload=self.workload,

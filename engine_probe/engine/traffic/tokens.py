@@ -24,4 +24,4 @@ def with_tokens(call: Call, block_size: int, vocab_size: int, *, root: int, salt
     del ids[call.prompt_tokens :]
     names: list[int] = []
     extend(names, ids, block_size, root, salt)
-    return replace(call, token_ids=ids, blocks=names)
+    return replace(call, token_ids=ids, blocks=names, names=None)
