@@ -14,7 +14,7 @@ import numpy as np
 
 from diagnosis.facts import F64, I64
 from diagnosis.hotspots.finding import Advice
-from diagnosis.hotspots.kinds import Named, chances
+from diagnosis.hotspots.kinds import Named
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
 from diagnosis.wording import seconds
@@ -26,7 +26,10 @@ MEND = (
 
 
 def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named: Named, subject: str) -> Advice:
-    """For the decisions `rows` (the whole fleet's of the interval), of which those to `worker` are the hotspot's."""
+    """For the decisions `rows` (the whole fleet's of the interval), of which those to `worker` are the hotspot's.
+
+    Of a threshold that is not reached: those that could have gone by prefix.
+    """
     if named.kind == "dead_signal" and worker is None:
         return Advice(MEND)
     if worker is None:
@@ -107,13 +110,9 @@ def _index(seen: Observed, rows: I64, named: Named) -> Advice:
             "Bring the router's prefix index up to date: shorten the path of block events, resynchronise after gaps (a lost "
             "event stays lost), and let evictions travel first. Where that cannot be, trust a match less the older it is."
         )
-    could, _, _ = chances(seen)
-    row = np.maximum(seen.decisions.request, 0)
-    prompt = seen.served.prompt_tokens[row]
-    usable = np.zeros(len(could), dtype=np.bool_)
-    usable[rows] = True
-    usable &= could & (prompt > 0)
-    ratio = _middle(np.fmax(seen.decisions.matched[usable], 0.0).max(axis=1) / prompt[usable])
+    prompt = seen.served.prompt_tokens[np.maximum(seen.decisions.request[rows], 0)]
+    rows, prompt = rows[prompt > 0], prompt[prompt > 0]
+    ratio = _middle(np.fmax(seen.decisions.matched[rows], 0.0).max(axis=1, initial=0.0) / prompt)
     at = "" if ratio is None else f" below {ratio:.2f}, the median of what prompts really match"
     return Advice(
         f"Lower the match that the router asks for{at} (SGLang: cache_threshold; others: minimum prefix match): as it is, the "

@@ -15,7 +15,7 @@ from diagnosis.hotspots import evidence as proof
 from diagnosis.hotspots.advice import advise
 from diagnosis.hotspots.detection import FALSE_ALARMS, INTERVAL_S, LONG, Detected, Flags, detect
 from diagnosis.hotspots.finding import Evidence, Hotspot, Hotspots
-from diagnosis.hotspots.kinds import Named, chances, dead, ignored, name_load
+from diagnosis.hotspots.kinds import Chances, Named, chances, dead, ignored, name_load
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
@@ -73,8 +73,9 @@ def _all(seen: Observed, regret: Regret, detected: Detected) -> Iterator[Hotspot
             yield _dead(seen, regret, detected, first, last)
     for first, last in _runs(detected.wrong):
         yield _stale(seen, regret, detected, first, last)
-    for first, last in _runs(ignored(seen, regret, detected)):
-        yield _unreachable(seen, regret, detected, first, last)
+    found = chances(seen)
+    for first, last in _runs(ignored(regret, detected, found)):
+        yield _unreachable(seen, regret, detected, first, last, found)
 
 
 def _at_workers(seen: Observed, regret: Regret, detected: Detected) -> Iterator[Hotspot]:
@@ -242,9 +243,9 @@ def _stale(seen: Observed, regret: Regret, detected: Detected, first: int, last:
     )
 
 
-def _unreachable(seen: Observed, regret: Regret, detected: Detected, first: int, last: int) -> Hotspot:
+def _unreachable(seen: Observed, regret: Regret, detected: Detected, first: int, last: int, found: Chances) -> Hotspot:
     rows = _rows(detected, first, last)
-    could, did, by_chance = chances(seen)
+    could, did, by_chance = found
     able = rows[could[rows]]
     start_ns, end_ns, found_ns = _instants(seen, detected, first, last)
     went, chance = float(did[able].mean()), float(by_chance[able].mean())
@@ -268,7 +269,7 @@ def _unreachable(seen: Observed, regret: Regret, detected: Detected, first: int,
             for fact in (Evidence(statement, went, "ratio", None), proof.lost_by(seen, regret, able))
             if fact is not None
         ),
-        advise(seen, regret, rows, None, named, "the fleet"),
+        advise(seen, regret, able, None, named, "the fleet"),
     )
 
 

@@ -151,7 +151,10 @@ def _commonest(codes: I64) -> int | None:
     return int(np.bincount(known).argmax()) if len(known) else None
 
 
-def chances(seen: Observed) -> tuple[Flags, Flags, np.ndarray]:
+Chances = tuple[Flags, Flags, np.ndarray]
+
+
+def chances(seen: Observed) -> Chances:
     """([N] the decision could go by prefix, [N] it did, [N] probability that it would by chance)."""
     decisions, served = seen.decisions, seen.served
     num = len(decisions)
@@ -168,10 +171,10 @@ def chances(seen: Observed) -> tuple[Flags, Flags, np.ndarray]:
     return could, did, holders.mean(axis=1)
 
 
-def ignored(seen: Observed, regret: Regret, detected: Detected) -> Flags:
+def ignored(regret: Regret, detected: Detected, found: Chances) -> Flags:
     """[I] intervals in which the router's choices did not follow its own index, though that cost."""
-    could, did, by_chance = chances(seen)
-    could &= np.isfinite(regret.seconds)
+    could, did, by_chance = found
+    could = could & np.isfinite(regret.seconds)
     num, of = detected.num, detected.of
     n = np.bincount(of[could], minlength=num)
     went = np.bincount(of[could & did], minlength=num)

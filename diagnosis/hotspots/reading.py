@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from diagnosis.facts import I64
 from diagnosis.hotspots.observed import F32, Decisions, Observed, Served, Steps
+from diagnosis.parallel import both
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
 from store.lineage import window_sql
@@ -34,12 +36,11 @@ def read(store: Store, window: Window) -> Observed:
     """What the window holds. Raises BadWindow where it holds neither decisions nor requests that name their worker."""
     _check_size(store, window)
     with store.sharing():
-        requests, vantage = _requests(store, window)
-        routes, order = _routes(store, window)
-        steps = _step_rows(store, window)
+        (routes, order, flat, named), ((requests, vantage), steps) = both(
+            partial(_candidates, store, window),
+            lambda: (_requests(store, window), _step_rows(store, window)),
+        )
         has_routes = len(order) > 0
-        flat = pc.list_flatten(routes["candidates"]).combine_chunks() if has_routes else None
-        named = None if flat is None else pc.struct_field(flat, "worker").dictionary_encode()
         if named is not None and len(named):
             # whom the router could choose from, not whoever else is there (decode workers, other pools)
             workers = _names(routes["chosen"], named.dictionary)
@@ -161,6 +162,15 @@ def _routes(store: Store, window: Window) -> tuple[pa.Table, I64]:
         judged = ~np.asarray(pc.is_in(table["request_id"], value_set=warmup["request_id"].combine_chunks()))
         order = order[judged[order]]
     return table, order
+
+
+def _candidates(store: Store, window: Window) -> tuple[pa.Table, I64, pa.StructArray | None, pa.DictionaryArray | None]:
+    """(decisions, their order, their candidates one after the other, whom these name)."""
+    routes, order = _routes(store, window)
+    if not len(order):
+        return routes, order, None, None
+    flat = pc.list_flatten(routes["candidates"]).combine_chunks()
+    return routes, order, flat, pc.struct_field(flat, "worker").dictionary_encode()
 
 
 def _step_rows(store: Store, window: Window) -> pa.Table:

@@ -15,6 +15,7 @@ Unknown is NaN, never zero.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,22 +142,21 @@ class _Rows:
         worker, size = served.worker[told], served.computed_tokens[told]
         arrival, begun, done = served.arrival_s[told], served.first_scheduled_s[told], served.first_token_s[told]
         ones = np.ones(len(size))
-        self.waiting = _between(worker, arrival, begun, ones, at, num)
-        self.tokens = _between(worker, arrival, begun, size, at, num)
+        self.waiting, self.tokens = _between(worker, arrival, begun, (ones, size), at, num)
         ended = np.isfinite(done) & (done > begun)
         worker, begun, done, size = worker[ended], begun[ended], done[ended], size[ended]
         speed = size / (done - begun)
-        self.under_way = _between(worker, begun, done, ones[: len(size)], at, num)
-        left = _between(worker, begun, done, speed * done, at, num)
-        left -= at * _between(worker, begun, done, speed, at, num)
+        self.under_way, left, going = _between(worker, begun, done, (ones[: len(size)], speed * done, speed), at, num)
+        left -= np.multiply(going, at, out=going)
         # sums of large numbers that cancel: what is left of nothing is nothing
         self.left = np.where(self.under_way > 0, np.maximum(left, 0.0), 0.0)
 
 
-def _between(worker: I64, start: F64, end: F64, amount: F64, at: F64, num: int) -> F64:
-    """[num, N] sum of the amounts that have started and not ended before each of `at` (which goes up)."""
+def _between(worker: I64, start: F64, end: F64, amounts: Sequence[F64], at: F64, num: int) -> list[F64]:
+    """[num, N] sums of each of the amounts that have started and not ended before each of `at` (which goes up)."""
     first = np.searchsorted(at, np.concatenate([start, end]), "right")
-    return _levels(np.concatenate([worker, worker]), first, np.concatenate([amount, -amount]), len(at), num)
+    changes = [np.concatenate([amount, -amount]) for amount in amounts]
+    return _levels(np.concatenate([worker, worker]), first, changes, len(at), num)
 
 
 def _by_steps(steps: Steps, at: F64, num: int) -> F64:
@@ -167,16 +167,23 @@ def _by_steps(steps: Steps, at: F64, num: int) -> F64:
     change[first_of] = waiting[first_of]
     moved = change != 0
     first = np.searchsorted(at, steps.at_s[moved], "left")
-    return _levels(steps.worker[moved], first, change[moved], len(at), num)
+    return _levels(steps.worker[moved], first, (change[moved],), len(at), num)[0]
 
 
-def _levels(worker: I64, first: I64, change: F64, size: int, num: int) -> F64:
-    """[num, size] running sums of changes, each from the decision `first` on."""
+def _levels(worker: I64, first: I64, changes: Sequence[F64], size: int, num: int) -> list[F64]:
+    """[num, size] running sums of each of the changes, each from the decision `first` on: written once, from change to change."""
     inside = first < size
-    flat = worker[inside] * size + first[inside]
-    # of no changes at all numpy counts in whole numbers
-    steps = np.bincount(flat, change[inside], num * size).astype(np.float64, copy=False)
-    return np.cumsum(steps.reshape(num, size), axis=1)
+    rows = np.arange(num, dtype=np.int64)
+    flat = np.concatenate([rows * size, worker[inside] * size + first[inside]])  # every row begins at 0
+    order = np.argsort(flat, kind="stable")
+    begin = flat[order]
+    of, lasts = np.concatenate([rows, worker[inside]])[order], np.diff(begin, append=num * size)
+    starts = np.searchsorted(of, rows)
+    out = []
+    for change in changes:
+        running = np.cumsum(np.concatenate([np.zeros(num), change[inside]])[order])
+        out.append(np.repeat(running - running[starts][of], lasts).reshape(num, size))
+    return out
 
 
 def _mean(values: F64) -> float:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnosis.hotspots.detection import BY_TEST, FALSE_ALARMS, detect, excess_p
-from diagnosis.hotspots.kinds import ignored
+from diagnosis.hotspots.kinds import chances, dead, ignored
 from diagnosis.hotspots.regret import regret_of
 from tests.simulated_routing import LENGTHS, POLICIES, Fleet, simulate
 
@@ -35,7 +35,8 @@ def test_at_most_one_null_interval_in_a_hundred_tells_a_hotspot(policy: str, wor
             seen = simulate(fleet, seed=100 * number + workers + tells_steps)
             regret = regret_of(seen)
             found = detect(seen, regret)
-            told = found.load.any(axis=1) | found.slow.any(axis=1) | found.wrong | ignored(seen, regret, found)
+            told = found.load.any(axis=1) | found.slow.any(axis=1) | found.wrong
+            told |= ignored(regret, found, chances(seen)) | dead(seen, regret, found)
             alarms += int(told.sum())
             raw += int((found.p_load <= FALSE_ALARMS).any(axis=1).sum())
             intervals += found.num
