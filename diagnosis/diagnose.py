@@ -62,7 +62,7 @@ def _vantage(store: Store, chosen: windows.Chosen) -> str:
     for name, window, found in zip(names, (chosen.base, chosen.suspect), seen, strict=True):
         if not found:
             raise BadWindow(
-                f"window {name} ({window}) holds no requests; see `kvscope requests list` for what is stored",
+                windows.holds_nothing(store, window, f"window {name} ({windows.shown(window)}) holds no requests"),
                 window=str(window),
             )
     vantage = windows.judged_vantage(seen[0] & seen[1])

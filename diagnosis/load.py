@@ -43,6 +43,7 @@ from diagnosis.load_routing import routing
 from diagnosis.load_tiers import loaded_bytes
 from diagnosis.parallel import beside
 from diagnosis.sampled import one_rate
+from diagnosis.windows import holds_nothing, shown
 from diagnosis.sharing import sharing
 from engine_probe.errors import BadWindow
 from store import lineage as queries
@@ -190,7 +191,7 @@ def _judged(store: Store, window: Window, name: str, vantage: str) -> tuple[pa.T
     if table.num_rows == 0:
         extra = f" ({num_warmup} warm-up requests are left out)" if num_warmup else ""
         raise BadWindow(
-            f"window {name} ({window}) holds no {vantage} requests{extra}; see `kvscope requests list` for what is stored",
+            holds_nothing(store, window, f"window {name} ({shown(window)}) holds no {vantage} requests{extra}"),
             window=str(window),
         )
     return table, num_again, num_warmup

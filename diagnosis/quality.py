@@ -20,6 +20,7 @@ PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
 CHECKS = (
     delivery.gaps,
     delivery.holes,
+    delivery.covered,
     clocks.clocks,
     delivery.invalid,
     delivery.duplicates,

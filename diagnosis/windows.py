@@ -50,11 +50,48 @@ def parse_window(text: str, store: Store, now_ns: int) -> Window:
         raise BadWindow(f"{text!r} is neither a run nor START/END; known runs: {_known(runs)}", window=text)
     start_text, _, end_text = span.partition("/")
     start, end = parse_instant(start_text, now_ns), parse_instant(end_text, now_ns)
-    if end <= start:
-        raise BadWindow(f"window {text!r} ends before it starts (or is empty)", window=text)
+    if end == start:
+        raise BadWindow(f"window {text!r} is empty: it ends before it starts, or just there", window=text)
+    if end < start:
+        raise BadWindow(
+            f"window {text!r} ends before it starts ({iso(start)} is after {iso(end)}); give START/END", window=text
+        )
     if start > now_ns:
-        raise BadWindow(f"window {text!r} lies in the future", window=text)
-    return Window(start, end, run or None)
+        raise BadWindow(f"window {text!r} lies in the future: it is {iso(now_ns)} now", window=text)
+    return Window(
+        start, min(end, now_ns), run or None
+    )  # what has not been yet is no part of it: rates would be too low
+
+
+def iso(at_ns: int) -> str:
+    """An instant for people: '2026-01-31 12:00:00 UTC'."""
+    return datetime.fromtimestamp(at_ns // NS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def shown(window: Window) -> str:
+    """A window for people: its run, and its instants as ISO."""
+    ends = ["the beginning" if end is None else iso(end) for end in (window.start_ns, window.end_ns)]
+    if window.end_ns is None:
+        ends[1] = "the end"
+    span = "" if window.start_ns is None and window.end_ns is None else f"{ends[0]} to {ends[1]}"
+    if window.run_id is None:
+        return span or "all live rows"
+    return f"{window.run_id}, {span}" if span else window.run_id
+
+
+def holds_nothing(store: Store, window: Window, what: str) -> str:
+    """Why a window is empty, and where requests of its run (or live ones) lie."""
+    scope, params = window_sql(Window(run_id=window.run_id), "arrival_ns")
+    first, last = (
+        store.query(f"SELECT min(arrival_ns) AS first, max(arrival_ns) AS last FROM request WHERE {scope}", params)
+        .to_pylist()[0]
+        .values()
+    )
+    of = "live requests" if window.run_id is None else f"requests of {window.run_id}"
+    where = (
+        f"the {of} that are stored came from {iso(first)} to {iso(last)}" if first is not None else f"there are no {of}"
+    )
+    return f"{what}; {where} (`kvscope requests list`)"
 
 
 def parse_instant(text: str, now_ns: int) -> int:
@@ -68,10 +105,10 @@ def parse_instant(text: str, now_ns: int) -> int:
 def _instant(text: str, now_ns: int) -> int:
     if text in ("", "now"):
         return now_ns
-    if re.fullmatch(r"[0-9]{16,19}", text):
+    if re.fullmatch(r"[0-9]{17,19}", text):
         return int(text)
-    if re.fullmatch(r"[0-9]{9,15}", text):
-        unit = "milliseconds" if len(text) > 11 else "seconds"
+    if re.fullmatch(r"[0-9]{9,16}", text):
+        unit = "microseconds" if len(text) > 14 else "milliseconds" if len(text) > 11 else "seconds"
         raise BadWindow(f"{text!r} looks like {unit} since 1970; give nanoseconds or ISO 8601", window=text)
     relative = re.fullmatch(r"-([0-9]{1,6})([smhd])", text)
     if relative:
@@ -110,7 +147,7 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
         )
     if overlap(baseline, suspect):
         raise BadWindow(
-            f"baseline {baseline} and suspect {suspect} overlap; give two windows that share no time",
+            f"baseline ({shown(baseline)}) and suspect ({shown(suspect)}) overlap; give two windows that share no time",
             window=str(suspect),
         )
     given = (
@@ -118,6 +155,11 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
         if why
         else "both windows were given; windows chosen by eye after looking at the data overstate a change"
     )
+    if _is_later(baseline, suspect):
+        given += (
+            "; the baseline lies after the suspect window, so what is told is how the earlier one differs from the later one: "
+            "exchange them to ask what got worse"
+        )
     names = (baseline.run_id or "baseline", suspect.run_id or "suspect")
     if names[0] == names[1]:  # two parts of one run
         names = ("baseline", "suspect")
@@ -137,6 +179,12 @@ def overlap(one: Window, other: Window) -> bool:
         and (one.start_ns or 0) < (other.end_ns or 1 << 62)
         and (other.start_ns or 0) < (one.end_ns or 1 << 62)
     )
+
+
+def _is_later(baseline: Window, suspect: Window) -> bool:
+    """Of one run (or of the live rows) the baseline begins where the suspect window has ended, or later."""
+    ends = (baseline.start_ns, suspect.end_ns)
+    return baseline.run_id == suspect.run_id and None not in ends and (ends[0] or 0) >= (ends[1] or 0)
 
 
 def _baseline(store: Store, suspect: Window) -> tuple[Window, str]:

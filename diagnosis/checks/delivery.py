@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.checks.check import RARE, TOLERANCE, Check
+from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check
 from diagnosis.facts import Facts
 from diagnosis.sampled import half_interval, num_requests, rate_of
-from diagnosis.wording import number, percent
+from diagnosis.wording import number, percent, seconds
 from engine_probe.events import KINDS
 
 LOST_SHARE = 0.05
 """Share of the requests that may be lost: what overload loses are the busiest moments, which is no fair sample."""
+COVERED = 0.5
+"""Share of the window that lies between its first and its last request, below which that is said."""
 FEWEST_STEPS = 50
 """Steps of a worker from which on holes in their numbers mean something."""
 
@@ -48,6 +50,25 @@ def holes(facts: Facts) -> Check | None:
         "the same moments are missing too"
     )
     return Check("holes", "contradiction" if share > LOST_SHARE else "warning", statement, value=share, unit="ratio")
+
+
+def covered(facts: Facts) -> Check | None:
+    """A window that requests fill only in part: it was cut wrongly, or the recording is shorter."""
+    arrival = facts.requests.arrival_s
+    if len(arrival) < 20 or facts.duration_s <= 0 or facts.arrivals_s is not None:
+        return None
+    seen_s = float(arrival[-1] - arrival[0])
+    # gaps at both ends are as long as others
+    if seen_s * (len(arrival) + 1) / (len(arrival) - 1) >= COVERED * facts.duration_s:
+        return None
+    return Check(
+        "coverage",
+        "warning",
+        f"{facts.name}: requests arrived in {seconds(seen_s)} of its {seconds(facts.duration_s)} only; rates hold for the whole of it",
+        touches=NOTHING,
+        value=seen_s / facts.duration_s,
+        unit="ratio",
+    )
 
 
 def lost_share(facts: Facts) -> float:
