@@ -31,11 +31,17 @@ class Checked:
 
 
 class Prometheus:
-    """A Prometheus server's query API. Raises ServerUnreachable where none answers."""
+    """A Prometheus server's query API, `with Prometheus(url) as prometheus`. Raises ServerUnreachable where none answers."""
 
     def __init__(self, url: str, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
         self._client = client or httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+
+    def __enter__(self) -> Prometheus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def query(self, expr: str) -> tuple[int, str | None]:
         """(series that the expression has now, why it is wrong or None)."""

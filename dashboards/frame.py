@@ -25,7 +25,8 @@ _OFFERED: Final = {"model": names.REQUESTS, "worker": names.REQUESTS, "tenant": 
 class Board:
     """One dashboard: its subject, rows of panels (title, panels), and the variables that its panels read.
 
-    typed   variables that people type: (name, label)
+    typed     variables that people type: (name, label)
+    refresh   how often it asks again by itself; seldom where a table makes the collector judge a window, empty: never
     """
 
     name: str
@@ -34,6 +35,7 @@ class Board:
     rows: Sequence[tuple[str, Sequence[Panel]]]
     variables: tuple[str, ...] = ("model", "worker")
     typed: tuple[tuple[str, str], ...] = ()
+    refresh: str = "30s"
 
     @property
     def uid(self) -> str:
@@ -49,7 +51,7 @@ class Board:
             .tags([TAG])
             .timezone("browser")
             .time("now-1h", "now")
-            .refresh("30s")
+            .refresh(self.refresh)
             .tooltip(models.DashboardCursorSync.CROSSHAIR)
             .readonly()
             .annotation(_marks_and_findings())

@@ -81,7 +81,8 @@ def check(
         from dashboards.check import Prometheus
         from dashboards.check import check as ask
 
-        found = ask(Prometheus(prometheus), asked, interval or "5m")
+        with Prometheus(prometheus) as server:
+            found = ask(server, asked, interval or "5m")
     failed = [
         one for one in found if one.status == "broken" or (one.status == "empty" and _has_to_be_told(one, prometheus))
     ]
@@ -167,10 +168,10 @@ def _in_lab(asked: Sequence[Any], seconds: float, interval: str) -> list[Checked
     from dashboards.check import Prometheus, check_until
 
     say(f"starting a collector, a Prometheus and a fleet that lives for {seconds:.0f} s; this takes a little longer")
-    with running_lab(seconds) as lab:
+    with running_lab(seconds) as lab, Prometheus(lab.prometheus_url) as server:
         ends = time.monotonic() + 2 * seconds + 60
         found = check_until(
-            Prometheus(lab.prometheus_url),
+            server,
             asked,
             interval,
             lambda: lab.error is not None or time.monotonic() > ends,

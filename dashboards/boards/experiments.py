@@ -116,4 +116,5 @@ BOARD: Final = Board(
     ),
     variables=(),
     typed=(("baseline", "baseline: run or START/END"), ("suspect", "suspect: run or START/END")),
+    refresh="",
 )

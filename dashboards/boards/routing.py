@@ -136,4 +136,5 @@ BOARD: Final = Board(
             ),
         ),
     ),
+    refresh="5m",
 )

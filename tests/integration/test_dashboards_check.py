@@ -23,10 +23,10 @@ def test_every_expression_returns_data_while_a_fleet_is_fed() -> None:
     """None is broken, none stays empty; API queries hold what their tables ask for; a bucket's exemplar is a request's id."""
     require("prometheus")
     asked = list(targets(stored()))
-    with running_lab(SECONDS) as lab:
+    with running_lab(SECONDS) as lab, Prometheus(lab.prometheus_url) as server:
         ends = time.monotonic() + LONGEST_S
         found = check_until(
-            Prometheus(lab.prometheus_url),
+            server,
             asked,
             "15s",
             lambda: lab.error is not None or time.monotonic() > ends,

@@ -113,6 +113,15 @@ def test_columns_of_a_verdict_are_those_that_a_verdict_has() -> None:
             assert any(_has(row, column["selector"]) for row in rows), column
 
 
+def test_dashboards_that_make_the_collector_judge_do_not_ask_all_the_time() -> None:
+    """A diagnosis, hotspots or a replay of a window takes seconds: not every 30 of them, for every open browser."""
+    judged = {"/api/v1/diagnosis", "/api/v1/hotspots", "/api/v1/capacity"}
+    seldom = {target.dashboard for target in TARGETS if target.query and target.query["url"] in judged}
+    assert seldom == {"kvscope-routing", "kvscope-experiments"}
+    for document in DOCUMENTS.values():
+        assert (document["refresh"] in ("", "5m")) == (document["uid"] in seldom), document["uid"]
+
+
 def test_ids_of_requests_lead_to_their_timeline() -> None:
     """Every column of request ids has the link."""
     found = 0
@@ -189,8 +198,9 @@ def test_an_expression_is_ok_empty_or_broken() -> None:
 
 def test_a_prometheus_that_is_away_is_said_to_be() -> None:
     """With what to do."""
-    with pytest.raises(ServerUnreachable, match=r"no Prometheus answers at http://127.0.0.1:1.*--prometheus"):
-        Prometheus("http://127.0.0.1:1").query("up")
+    refused = r"no Prometheus answers at http://127.0.0.1:1.*--prometheus"
+    with Prometheus("http://127.0.0.1:1") as prometheus, pytest.raises(ServerUnreachable, match=refused):
+        prometheus.query("up")
 
 
 def test_variables_become_what_all_means() -> None:
