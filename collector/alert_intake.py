@@ -25,6 +25,7 @@ from store.interface import Window
 if TYPE_CHECKING:
     from collector.alerting import Alerting
     from collector.services import Services
+    from store.alert_book import AlertBook
 
 NS: Final = 1_000_000_000
 LAST_NS: Final = (1 << 63) - 1
@@ -32,6 +33,8 @@ LONGEST_NS: Final = 3_600 * NS
 """Of an alert that fires for long the newest hour is diagnosed."""
 AGAIN_NS: Final = 900 * NS
 """A finding that is older is made anew when the alert comes again."""
+UNHEARD_NS: Final = 26 * 3_600 * NS
+"""Alertmanager repeats what fires every repeat_interval (hours, a day at most in practice); unheard of for longer, nobody knows that it goes on."""
 MOST_ALERTS: Final = 1_000
 
 Text = Annotated[str, Field(max_length=10_000)]
@@ -99,6 +102,17 @@ def take_in(services: Services, alerting: Alerting, message: AlertmanagerMessage
     alerting.tell()
     findings = {str(found["id"]): found for found in list(services.findings)}
     return [_told(alert, findings, because) for alert in kept]
+
+
+def end_unheard(book: AlertBook, now_ns: int) -> None:
+    """End alerts of an Alertmanager that does not tell of them any more: it is gone, or lost them."""
+    unheard = [
+        replace(alert, state="resolved", ends_ns=now_ns, updated_ns=now_ns)
+        for alert in book.open_alerts()
+        if alert.origin == "alertmanager" and now_ns - alert.updated_ns > UNHEARD_NS
+    ]
+    if unheard:
+        book.save(Changes(alerts=tuple(unheard)))
 
 
 def _judged(

@@ -24,6 +24,7 @@ from alerts.evaluator import Evaluator, Rhythm
 from alerts.lifecycle import Pace
 from alerts.notifier import Notifier
 from alerts.receivers import Receiver, read_receivers
+from collector.alert_intake import end_unheard
 from collector.reads import Reads
 from collector.settings import AlertSettings
 from engine_probe.errors import KvscopeError
@@ -126,6 +127,7 @@ class Alerting:
         """Look once; when the next look is due, however this one ended."""
         started = time.monotonic()
         try:
+            end_unheard(self.book, time.time_ns())
             self.evaluator.tick(time.time_ns())
         except KvscopeError as error:
             if not self._stopping.is_set():

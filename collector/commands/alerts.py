@@ -13,6 +13,7 @@ from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_
 from engine_probe.errors import EXIT_FINDING, AlertMisuse
 
 if TYPE_CHECKING:
+    from alerts.receivers import Receiver
     from collector.client import CollectorClient
 
 FolderOption = Annotated[
@@ -65,7 +66,8 @@ def check(
         str | None, typer.Option(help="URL of a Prometheus that evaluates every expression.", show_default=False)
     ] = None,
     receivers: Annotated[
-        Path | None, typer.Option(help="Also read this file of receivers (docs/alerts.md).", show_default=False)
+        Path | None,
+        typer.Option(help="Also read this file of receivers, and see where their names lead.", show_default=False),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -89,8 +91,7 @@ def check(
     if receivers is not None:
         from alerts.receivers import read_receivers
 
-        found = read_receivers(receivers)
-        proofs.append(Proof(str(receivers), True, ", ".join(f"{one.name} ({one.kind})" for one in found)))
+        proofs += [_reachable(receiver) for receiver in read_receivers(receivers)]
     _tell(proofs, json)
 
 
@@ -243,6 +244,24 @@ def _tell(proofs: list[Any], as_json: bool) -> None:
             emit(f"{'ok   ' if proof.is_right else 'WRONG'} {proof.what}: {said}")
     if not all(proof.is_right for proof in proofs):
         raise typer.Exit(EXIT_FINDING)
+
+
+def _reachable(receiver: Receiver) -> Any:
+    """Whether its name leads to addresses that messages may go to."""
+    from urllib.parse import urlsplit
+
+    from alerts.address_guard import checked_addresses
+    from alerts.proving import Proof
+    from engine_probe.errors import AlertError
+
+    parts = urlsplit(receiver.target)
+    what = f"receiver {receiver.name} ({receiver.kind})"
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = checked_addresses(parts.hostname or "", port, receiver.networks)
+    except AlertError as error:
+        return Proof(what, False, error.message)
+    return Proof(what, True, f"{parts.hostname} is {', '.join(found)}")
 
 
 def _query(url: str, expr: str) -> Any:

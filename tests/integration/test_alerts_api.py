@@ -18,6 +18,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
+from collector.alert_intake import end_unheard
 from collector.api.alerts import AlertRows, TakenAll
 from engine_probe.errors import AlertMisuse, StoreBusy
 from store.alert_book import AlertBook
@@ -148,6 +149,18 @@ def test_busy_is_503_which_alertmanager_tries_again(tmp_path: Path, monkeypatch:
         answer = _send(collector, _message(time.time_ns()))
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:kvscope:error:not-ready")
         assert answer.headers["retry-after"] == "5"
+
+
+def test_what_alertmanager_tells_of_no_more_ends(tmp_path: Path) -> None:
+    """An Alertmanager that is gone ends nothing by itself: after 26 hours of silence nobody knows that it goes on."""
+    now_ns = time.time_ns()
+    with running(tmp_path / "k.duckdb", alerts=QUIET) as collector:
+        _send(collector, _message(now_ns)).raise_for_status()
+        book = AlertBook(collector.app.state.services.store)
+        end_unheard(book, now_ns + 25 * 3_600 * S)
+        assert [alert.state for alert in book.alerts()] == ["firing"]
+        end_unheard(book, now_ns + 27 * 3_600 * S)
+        assert [alert.state for alert in book.alerts()] == ["resolved"]
 
 
 def test_our_own_messages_do_not_come_in_again(tmp_path: Path) -> None:

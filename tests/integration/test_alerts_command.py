@@ -74,6 +74,19 @@ def test_check_and_test_prove_the_rules(kvscope: Kvscope, tmp_path: Path) -> Non
     assert (tested.code, json.loads(tested.out)["right"]) == (0, True)
 
 
+@pytest.mark.server
+def test_check_says_where_receivers_lead(kvscope: Kvscope, tmp_path: Path) -> None:
+    """A receiver on this machine that is not allowed is wrong, with what to write; one that is allowed is right."""
+    servers.require("prometheus")
+    here = {"kind": "webhook", "url": "http://127.0.0.1:9/"}
+    found = [{"name": "no", **here}, {"name": "yes", **here, "allow_networks": ["127.0.0.1/32"]}]
+    (tmp_path / "r.yml").write_text(json.dumps({"receivers": found}))
+    ended = kvscope("alerts", "check", "--receivers", tmp_path / "r.yml", "--json")
+    no, yes = json.loads(ended.out)["checks"][-2:]
+    assert (ended.code, no["is_right"], yes["is_right"]) == (1, False, True)
+    assert "put 127.0.0.1/32 into allow_networks" in no["said"]
+
+
 def test_without_promtool_it_is_said(kvscope: Kvscope, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Exit 3 and where it comes from; nothing passes as proved."""
     monkeypatch.setenv("PATH", str(tmp_path))
