@@ -31,6 +31,8 @@ REQUEST_COLUMNS = ("worker", "vantage", "arrival_ns", "prompt_tokens", "prompt_b
 WORKER_COLUMNS = ("worker", "at_ns", "block_size", "num_blocks")
 SESSION = "session_id"
 """Read where it is there: routing by session asks for it, capacity alone does not."""
+TIMES = ("first_token_ns", "prefill_s", "cached_tokens")
+"""Read where they are there: what a hit is worth in seconds."""
 VANTAGES = ("client", "router", "engine")
 MAX_BLOCK_TOKENS: Final = 1 << 30
 
@@ -44,6 +46,7 @@ class CacheLoad:
     input_tokens  [num_requests] NaN where unknown
     num_blocks    blocks the worker really has
     sessions      [num_requests] names of the sessions, None where unknown
+    ttft_s, prefill_s, cached_tokens   [num_requests] as it was, NaN where unknown
     """
 
     worker: str | None
@@ -54,13 +57,16 @@ class CacheLoad:
     block_tokens: int | None
     num_blocks: int | None
     sessions: list[str | None]
+    ttft_s: npt.NDArray[np.float64]
+    prefill_s: npt.NDArray[np.float64]
+    cached_tokens: npt.NDArray[np.float64]
 
 
 def stored_requests(store: Store, window: Window) -> tuple[pa.Table, pa.Table]:
     """(requests that name their prompt blocks, workers) of a window, as `cache_loads` takes them; each request once."""
     condition, params = window_sql(window, "arrival_ns")
     named = f"{condition} AND prompt_blocks IS NOT NULL"
-    requests = one_requests(store, named, params, (*REQUEST_COLUMNS, SESSION), order_by="arrival_ns")
+    requests = one_requests(store, named, params, (*REQUEST_COLUMNS, SESSION, *TIMES), order_by="arrival_ns")
     return requests, store.rows("worker", Window(run_id=window.run_id), WORKER_COLUMNS)
 
 
@@ -101,9 +107,21 @@ def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[Cac
                 facts.get("block_size") or _block_tokens(labels),
                 facts.get("num_blocks"),
                 rows.column(SESSION).to_pylist() if SESSION in rows.column_names else [None] * rows.num_rows,
+                (_numbers(rows, "first_token_ns") - arrival) / 1e9,
+                _numbers(rows, "prefill_s"),
+                _numbers(rows, "cached_tokens"),
             )
         )
     return loads
+
+
+def _numbers(rows: pa.Table, name: str) -> npt.NDArray[np.float64]:
+    """A column as floats, NaN where unknown or not there."""
+    import pyarrow as pa
+
+    if name not in rows.column_names:
+        return np.full(rows.num_rows, np.nan)
+    return np.asarray(rows.column(name).cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy())
 
 
 def pooled_load(requests: pa.Table) -> CacheLoad:

@@ -5,6 +5,7 @@ With `--routing` the same replay over several workers behind a router (`collecto
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from engine_probe.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from diagnosis.caching_pays import CachingPays
     from diagnosis.capacity import CapacityPoint
     from diagnosis.capacity_input import CacheLoad
 
@@ -93,7 +95,15 @@ def capacity(
     if not json:
         emit(render(loads, policy, points))
     elif facts:
-        emit_json({"points": [_row(p, policy) for p in points], "knee": knee(loads), "facts": _facts(loads)})
+        found = _caching(loads)
+        emit_json(
+            {
+                "points": [_row(p, policy) for p in points],
+                "knee": knee(loads),
+                "facts": _facts(loads),
+                "caching": None if found is None else asdict(found),
+            }
+        )
     else:
         emit_json([_row(p, policy) for p in points])
 
@@ -126,6 +136,7 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
     """The curve as text: one sentence, a table, the facts of each cache's load, what the replay leaves out."""
     from diagnosis.capacity import KNEE_SHARE
     from diagnosis.capacity_input import common, curve_over
+    from diagnosis.wording import wrapped
 
     at_knee, own = knee(loads)["blocks"], common([load.num_blocks for load in loads])
     block_tokens = common([load.block_tokens for load in loads])
@@ -148,6 +159,9 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
         lines.append(f"  {size:>10}  {tokens:>13}  {point.hit_rate or 0:8.2%}  {share:6.1%}  {bar}{note}".rstrip())
     for facts in _facts(loads):
         lines += ["", *_facts_text(facts)]
+    caching = _caching(loads)
+    if caching is not None and caching.token_s is not None:
+        lines += ["", *wrapped(caching.sentence, 118).split("\n")]
     num_warm_up = sum(int((~load.counted).sum()) for load in loads)
     if num_warm_up:
         lines.append(f"  {num_warm_up} warm-up requests fill the cache and are not counted in the rates.")
@@ -156,6 +170,14 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
         "Only prompts are replayed. Generated tokens and running requests need blocks as well.",
     ]
     return "\n".join(lines)
+
+
+def _caching(loads: list[CacheLoad]) -> CachingPays | None:
+    """What a cache of the size that the workers have would be worth; where that is not known, one without an end."""
+    from diagnosis.caching_pays import caching_pays
+    from diagnosis.capacity_input import common
+
+    return caching_pays(loads, common([load.num_blocks for load in loads]))
 
 
 def _check_routing(routing: str | None, workers: int | None, policy: str, *, facts: bool) -> None:
@@ -183,7 +205,7 @@ def _check_routing(routing: str | None, workers: int | None, policy: str, *, fac
 def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
     import pyarrow as pa
 
-    from diagnosis.capacity_input import REQUEST_COLUMNS, SESSION, WORKER_COLUMNS
+    from diagnosis.capacity_input import REQUEST_COLUMNS, SESSION, TIMES, WORKER_COLUMNS
     from engine_probe.readers.detect import open_source
     from engine_probe.readers.source import Notes, ReadOptions
     from engine_probe.schema import arrow_schema
@@ -192,7 +214,7 @@ def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
     requests, workers = [], [arrow_schema("worker").empty_table().select(WORKER_COLUMNS)]
     for tables in source.chunks(ReadOptions(), Notes()):
         if "request" in tables:
-            requests.append(tables["request"].select([*REQUEST_COLUMNS, SESSION]))
+            requests.append(tables["request"].select([*REQUEST_COLUMNS, SESSION, *TIMES]))
         if "worker" in tables:
             workers.append(tables["worker"].select(WORKER_COLUMNS))
     if not requests:
@@ -246,8 +268,6 @@ def _row(point: CapacityPoint, policy: str) -> dict[str, Any]:
 
 
 def _facts(loads: list[CacheLoad]) -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
     from diagnosis.capacity import trace_facts
 
     return [
