@@ -358,6 +358,34 @@ main(parser.parse_args())
 """What `vllm bench serve` runs; the command itself asks for a distribution of vLLM's name, which its CPU build has not."""
 
 
+def bench_serve(
+    python: Path, out: Path, url: str, name: str, tokenizer: Path, backend: str, *words: str
+) -> dict[str, Any]:
+    """What `vllm bench serve` found."""
+    from tests import live_vllm
+
+    endpoint = "/v1/chat/completions" if backend == "openai-chat" else "/v1/completions"
+    ended = subprocess.run(
+        [
+            *(str(python), "-c", _BENCH_SERVE, "--backend", backend),
+            *("--base-url", url, "--endpoint", endpoint, "--model", name, "--tokenizer", str(tokenizer)),
+            *("--dataset-name", "random", "--ignore-eos", "--disable-tqdm", *words),
+            *("--save-result", "--result-dir", str(out.parent), "--result-filename", out.name),
+        ],
+        env={
+            **{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")},
+            **live_vllm.ENVIRONMENT,
+        },
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_vllms_own_load_generator_drives_it(tmp_path: Path) -> None:
@@ -373,31 +401,46 @@ def test_vllms_own_load_generator_drives_it(tmp_path: Path) -> None:
         TorchOptions(device="cpu", dtype="float32", num_blocks=400, block_size=4, max_context=1024),
         names=(NAME,),
     )
+    words = ("--random-input-len", "60", "--random-output-len", "12", "--num-prompts", "20", "--request-rate", "50")
     with engine_server(model) as running:
-        for backend, endpoint in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
-            out = tmp_path / f"{backend}.json"
+        for backend in ("openai", "openai-chat"):
             made = running.metric("vllm:generation_tokens_total")
-            ended = subprocess.run(
-                [
-                    *(str(python), "-c", _BENCH_SERVE, "--backend", backend),
-                    *("--base-url", running.url, "--endpoint", endpoint, "--model", NAME, "--tokenizer", str(folder)),
-                    *("--dataset-name", "random", "--random-input-len", "60", "--random-output-len", "12"),
-                    *("--num-prompts", "20", "--request-rate", "50", "--ignore-eos", "--disable-tqdm"),
-                    *("--save-result", "--result-dir", str(tmp_path), "--result-filename", out.name),
-                ],
-                env={
-                    **{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")},
-                    **live_vllm.ENVIRONMENT,
-                },
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=280,
-            )
-            assert ended.returncode == 0, ended.stderr[-3000:]
-            result = json.loads(out.read_text())
+            result = bench_serve(python, tmp_path / f"{backend}.json", running.url, NAME, folder, backend, *words)
             assert (result["completed"], result["failed"]) == (20, 0)
             assert result["total_output_tokens"] == 20 * 12
             assert running.metric("vllm:generation_tokens_total") - made >= 20 * 12
         assert running.metric("vllm:request_success_total", finished_reason="length") >= 40
         assert threading.active_count() < 60
+
+
+@pytest.mark.server
+@pytest.mark.timeout(600)
+def test_vllms_own_load_generator_drives_a_real_model(tmp_path: Path) -> None:
+    """SmolLM2 with its own tokenizer and chat template: the load generator, which reads them with other code, counts as we do."""
+    python = require("vllm")
+    require("llama-server")  # the model lies beside it
+    from engine_probe.engine.server.model import load_model
+    from engine_probe.engine.torch_executor.executor import TorchOptions
+    from tests.gguf_model import convert
+    from tests.servers import llama_model
+
+    folder = convert(llama_model(), tmp_path / "smollm2")
+    model = load_model(
+        folder, TorchOptions(device="cpu", num_blocks=400, block_size=4, max_context=1024), names=(NAME,)
+    )
+    words = ("--random-input-len", "24", "--random-output-len", "5", "--num-prompts", "6", "--request-rate", "inf")
+    with engine_server(model) as running:
+        for backend in ("openai", "openai-chat"):
+            asked = running.metric("vllm:prompt_tokens_total")
+            result = bench_serve(python, tmp_path / f"{backend}.json", running.url, NAME, folder, backend, *words)
+            assert (result["completed"], result["failed"], result["total_output_tokens"]) == (6, 0, 30)
+            assert running.metric("vllm:prompt_tokens_total") - asked == result["total_input_tokens"]
+        answer = running.client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                "max_tokens": 12,
+                "temperature": 0,
+            },
+        ).json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]
