@@ -11,10 +11,10 @@ import io
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +32,7 @@ from store.interface import Batch, Store, Window
 from store.lineage import PAST_NS
 from store.open import open_store
 
+T = TypeVar("T")
 FORMAT = 1
 LOOKBACK_NS = PAST_NS
 """What came before a live window and may still matter: the life of blocks, marks, steps that began earlier."""
@@ -115,7 +116,15 @@ def write(
 
 
 def diagnose(path: Path) -> Verdict:
-    """Diagnose a bundle. Raises DiagnosisError where the file is no bundle, or where the answer differs from the one inside."""
+    """Diagnose a bundle. Raises as `look_into`."""
+    return look_into(path, lambda store, verdict: None)[0]
+
+
+def look_into(path: Path, look: Callable[[Store, Verdict], T]) -> tuple[Verdict, T]:
+    """Diagnose a bundle, and look at its rows with the verdict in hand.
+
+    Raises DiagnosisError where the file is no bundle, or where the answer differs from the one inside.
+    """
     question, told, tables = read(path)
     with tempfile.TemporaryDirectory(prefix="kvscope-bundle-") as folder:
         store = open_store(str(Path(folder) / "bundle.duckdb"))
@@ -132,6 +141,7 @@ def diagnose(path: Path) -> Verdict:
                 seed=question.seed,
                 why=question.why,
             )
+            seen = look(store, verdict)
         finally:
             store.close()
     mine = verdict.to_dict()
@@ -143,7 +153,7 @@ def diagnose(path: Path) -> Verdict:
             path=str(path),
             differing=differing,
         )
-    return verdict
+    return verdict, seen
 
 
 def read(path: Path) -> tuple[Question, dict[str, Any], dict[str, pa.Table]]:

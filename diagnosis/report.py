@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from diagnosis.postmortem import markdown
+from diagnosis.postmortem.markdown import plain, table
+from diagnosis.postmortem.words import summary
 from diagnosis.wording import (
     BEYOND_NOISE,
     interval,
@@ -18,8 +21,8 @@ from diagnosis.wording import (
 )
 
 
-def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
-    """Markdown of a verdict document (`Verdict.to_dict()`); deterministic, so that it can be compared."""
+def render_markdown(verdict: Mapping[str, Any], incident: Mapping[str, Any] | None = None, *, version: str) -> str:
+    """Markdown of a verdict document (`Verdict.to_dict()`), with its incident where that is given; deterministic."""
     metric, name, asked = (
         metric_name(verdict["metric"]),
         quantile_name(verdict["quantile"]),
@@ -28,8 +31,9 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
     carrier = "The mean" if verdict["carried_by"] == "mean" else name
     sections = [
         f"# {asked} {metric}: {verdict['status'].replace('_', ' ')}",
-        *([_text(verdict["side"]["statement"])] if verdict.get("side") else []),
-        _text(verdict["verdict"]),
+        *([plain(verdict["side"]["statement"])] if verdict.get("side") else []),
+        plain(verdict["verdict"]) if incident is None else plain(" ".join(summary(verdict, incident))),
+        *_opening(incident),
         "## Windows\n\n" + _windows(verdict),
         f"## Attribution of the change\n\nRows sum to the change. {carrier} carries the verdict"
         + ("" if name == asked else f"; {asked} is shown, but too few independent requests carry an interval for it")
@@ -45,12 +49,21 @@ def render_markdown(verdict: Mapping[str, Any], *, version: str) -> str:
         ),
         "## Excluded\n\n" + _excluded(verdict),
         "## Side effects\n\n" + _side_effects(verdict),
+        *([] if incident is None else [f"## Slowest requests\n\n{markdown.slowest(incident, metric, _utc)}"]),
         "## Data quality\n\n" + _list(f"{q['status']}: {q['statement']}" for q in verdict["quality"]),
         "## Next experiment\n\n" + _next(verdict),
         "## How this was made\n\n"
         + _list([*verdict["notes"], f"kvscope {version}, vantage {verdict['vantage']}", *_calibration(verdict)]),
     ]
+    if incident is not None and incident["queries"]:
+        sections.append("## Queries\n\n" + markdown.queries(incident))
     return "\n\n".join(sections) + "\n"
+
+
+def _opening(incident: Mapping[str, Any] | None) -> list[str]:
+    if incident is None:
+        return []
+    return [f"## Impact\n\n{markdown.impact(incident)}", f"## Timeline\n\n{markdown.timeline(incident, _utc)}"]
 
 
 def _windows(verdict: Mapping[str, Any]) -> str:
@@ -71,7 +84,7 @@ def _windows(verdict: Mapping[str, Any]) -> str:
         )
     asked = quantile_name(verdict["requested_quantile"])
     header = ["window", "run", "from (UTC)", "to (UTC)", "requests", "worth independent", "mean", asked]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _ranged(side: Mapping[str, Any]) -> str:
@@ -107,7 +120,7 @@ def _attribution(verdict: Mapping[str, Any]) -> str:
     total = cells(d["mean_s"]["value"], d["judged_s"]["value"], bounds, d["p99_s"]["value"])
     rows.append(["**change**", "", *total, ""])
     header = ["row", "what it is", "mean", name, f"95 % of {'the mean' if by_mean else name}", *other]
-    return _table([*header, f"shortfall beyond {asked}"], rows)
+    return table([*header, f"shortfall beyond {asked}"], rows)
 
 
 def _composition(verdict: Mapping[str, Any]) -> str:
@@ -115,14 +128,14 @@ def _composition(verdict: Mapping[str, Any]) -> str:
         [f"`{r['cause']}`", r["text"], seconds(r["baseline_s"]), seconds(r["suspect_s"])]
         for r in verdict["composition"]
     ]
-    return _table(["part", "what it is", "baseline", "suspect"], rows)
+    return table(["part", "what it is", "baseline", "suspect"], rows)
 
 
 def _cause(cause: Mapping[str, Any], asked: str) -> str:
     subject = cause["subject"]
     lines = [
         f"### {cause['cause']} ({share_words(cause, asked)}, confidence {cause['confidence_word']}, {cause['confidence']:.2f})",
-        _text(cause["summary"] + (f" Subject: {subject['kind']} {subject['id']}." if subject["id"] else "")),
+        plain(cause["summary"] + (f" Subject: {subject['kind']} {subject['id']}." if subject["id"] else "")),
     ]
     if cause["interval"]:
         lines.append(
@@ -130,7 +143,7 @@ def _cause(cause: Mapping[str, Any], asked: str) -> str:
         )
     for evidence in cause["evidence"]:
         ids = f" Requests: {', '.join(map(_code, evidence['request_ids']))}." if evidence["request_ids"] else ""
-        lines.append(_text(f"- {evidence['statement']}.") + ids)
+        lines.append(plain(f"- {evidence['statement']}.") + ids)
         if evidence["sql"]:
             lines.append(f"  ~~~sql\n  {evidence['sql']}\n  ~~~")
         elif evidence.get("computed_by"):
@@ -142,7 +155,7 @@ def _cause(cause: Mapping[str, Any], asked: str) -> str:
 
 def _excluded(verdict: Mapping[str, Any]) -> str:
     rows = [[f"`{r['cause']}`", r["because"]] for r in [*verdict["excluded"], *verdict["not_observable"]]]
-    return _table(["cause", "because"], rows) if rows else "Nothing was excluded."
+    return table(["cause", "because"], rows) if rows else "Nothing was excluded."
 
 
 def _side_effects(verdict: Mapping[str, Any]) -> str:
@@ -153,7 +166,7 @@ def _side_effects(verdict: Mapping[str, Any]) -> str:
         values = ["unknown" if r[key] is None else f"{r[key]:.4g}" for key in ("baseline", "suspect")]
         rows.append([r["metric"], *values, shown, BEYOND_NOISE if r.get("changed") else ""])
     said = f"{BEYOND_NOISE}: among all of these, at most 5 % of what is so called is chance.\n\n"
-    return said + _table(["metric", "baseline", "suspect", "difference, 95 %", ""], rows)
+    return said + table(["metric", "baseline", "suspect", "difference, 95 %", ""], rows)
 
 
 def _next(verdict: Mapping[str, Any]) -> str:
@@ -184,21 +197,8 @@ def _calibration(verdict: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def cell(text: str) -> str:
-        return _text(str(text)).replace("|", "\\|")
-
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(map(cell, row)) + " |" for row in rows])
-
-
 def _list(items: Any) -> str:
-    return "\n".join(f"- {_text(item)}" for item in items)
-
-
-def _text(words: str) -> str:
-    """Words on one line, in which names from outside cannot be markup."""
-    return " ".join(words.split()).replace("<", "&lt;")
+    return "\n".join(f"- {plain(item)}" for item in items)
 
 
 def _code(name: str) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "THROUGHPUT",
     "Metric",
     "Slo",
+    "SloRule",
     "at_least_one_slow",
     "count_sql",
     "goodput_rps",
@@ -38,6 +39,7 @@ __all__ = [
     "hit_class",
     "hit_class_sql",
     "itl_s",
+    "meets_rules_sql",
     "meets_slo",
     "meets_slo_sql",
     "metric",
@@ -48,6 +50,7 @@ __all__ = [
     "rank_index",
     "rank_interval",
     "reusable_tokens",
+    "slo_rules",
     "total_sql",
     "weight",
     "weight_sql",
@@ -211,6 +214,23 @@ PRESET_SLOS: Final[dict[str, Slo]] = {
 """By workload. People read a token in 100 to 200 ms, so 100 ms TPOT is never waited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class SloRule:
+    """Requests of this model, workload and tenant (None: any) are held to `slo`, which is shown as `name`."""
+
+    name: str
+    slo: Slo
+    model: str | None = None
+    workload: str | None = None
+    tenant: str | None = None
+
+
+def slo_rules(rules: Sequence[SloRule] = (), default: str = "interactive") -> tuple[SloRule, ...]:
+    """In their order, first that fits wins: those that are given, the preset of each workload, the default preset for all others."""
+    presets = [SloRule(name, slo, workload=name) for name, slo in PRESET_SLOS.items()]
+    return (*rules, *presets, SloRule(default, PRESET_SLOS[default]))
+
+
 def meets_slo(row: Row, slo: Slo) -> bool:
     """The request finished and met every limit. What is unknown is not met; TPOT does not apply to N <= 1."""
     if row.get("state") != "finished":
@@ -236,6 +256,29 @@ def meets_slo_sql(slo: Slo, alias: str = "") -> str:
         term = f"coalesce({METRICS[name].expression(alias)} <= {float(limit)!r}, false)"
         terms.append(f"(coalesce({r}output_tokens <= 1, false) OR {term})" if name == "tpot_s" else term)
     return f"({' AND '.join(terms)})"
+
+
+def meets_rules_sql(rules: Sequence[SloRule], alias: str = "") -> str:
+    """SQL condition, true or false and never null: a request meets the first rule that fits it."""
+    r = f"{alias}." if alias else ""
+    cases = []
+    for rule in rules:
+        wanted = {"model": rule.model, "workload": rule.workload, "tenant": rule.tenant}
+        fits = [
+            f"{r}{name} IS NOT DISTINCT FROM {_quoted(value)}" for name, value in wanted.items() if value is not None
+        ]
+        if not fits:
+            return (
+                f"CASE {' '.join(cases)} ELSE {meets_slo_sql(rule.slo, alias)} END"
+                if cases
+                else meets_slo_sql(rule.slo, alias)
+            )
+        cases.append(f"WHEN {' AND '.join(fits)} THEN {meets_slo_sql(rule.slo, alias)}")
+    raise ValueError("the last rule has to fit every request")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''").replace("\0", "") + "'"
 
 
 def goodput_rps(rows: Sequence[Row], slo: Slo, window_s: float) -> float | None:

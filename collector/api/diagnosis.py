@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib import metadata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -13,9 +13,13 @@ from starlette.responses import Response
 from alerts.finding import short
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, WindowText, answer, window_of
-from collector.services import Services, services_of
+from collector.services import Services, services_of, slos_of
 from engine_probe.errors import BadWindow, DiagnosisError, UsageError
 
+REPORT_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 router = APIRouter(prefix="/api/v1", tags=["diagnosis"])
 
 _CHOSEN = "; default chosen by the rule that the verdict tells"
@@ -146,7 +150,14 @@ async def get_findings(
     summary="The postmortem report of a diagnosis",
     response_class=Response,
     responses={
-        200: {"content": {"text/markdown": {"schema": {"type": "string"}}}, "description": "Markdown"},
+        200: {
+            "content": {
+                "text/markdown": {"schema": {"type": "string"}},
+                "text/html": {"schema": {"type": "string"}},
+                "application/json": {"schema": {"type": "object"}},
+            },
+            "description": "the report; as JSON what it is made of: `verdict` and `incident`",
+        },
         **problems.responses(*READ_ERRORS, DiagnosisError),
     },
 )
@@ -157,12 +168,24 @@ async def get_report(
     metric: MetricText = "ttft",
     quantile: QuantileText = "0.99",
     vantage: VantageText = None,
+    format: Annotated[
+        Literal["markdown", "html", "json"], Query(description="html is one file with everything in it")
+    ] = "markdown",
 ) -> Response:
-    """The same judgement as /api/v1/diagnosis, as Markdown for people."""
+    """The same judgement as /api/v1/diagnosis for people: impact, timeline, attribution, evidence with its queries, what to change."""
     services = services_of(request)
     asked = (baseline, suspect, metric, quantile, vantage)
-    text = await services.judging.run("/api/v1/reports", _report, services, *asked)
-    return Response(text, media_type="text/markdown")
+    verdict, incident = await services.judging.run("/api/v1/reports", _case, services, *asked)
+    if format == "json":
+        return answer({"verdict": verdict, "incident": incident})
+    version = metadata.version("kvscope")
+    if format == "html":
+        from diagnosis.postmortem.html import render_html
+
+        return Response(render_html(verdict, incident, version=version), media_type="text/html", headers=REPORT_HEADERS)
+    from diagnosis.report import render_markdown
+
+    return Response(render_markdown(verdict, incident, version=version), media_type="text/markdown")
 
 
 @router.get(
@@ -198,10 +221,21 @@ def _diagnose(
     return document
 
 
-def _report(services: Services, *asked: Any) -> str:
-    from diagnosis.report import render_markdown
+def _case(services: Services, *asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    from diagnosis.postmortem.incident import BEFORE_NS, Told, incident
 
-    return render_markdown(_diagnose(services, *asked), version=metadata.version("kvscope"))
+    verdict = _diagnose(services, *asked)
+    window = verdict["windows"]["suspect"]
+    alerts = []
+    if services.alerting is not None:
+        fired = [alert for alert in services.alerting.book.alerts(None) if alert.fired_ns is not None]
+        alerts = [
+            Told(alert.fired_ns, alert.annotations.get("summary") or alert.labels.get("alertname", "an alert"))
+            for alert in fired
+            if alert.fired_ns is not None
+            and window["start_ns"] - BEFORE_NS <= alert.fired_ns <= window["end_ns"] + BEFORE_NS
+        ]
+    return verdict, incident(services.store, verdict, slos_of(services.settings.slo).rules, alerts)
 
 
 def _capacity(services: Services, text: str | None, policy: str, blocks: str | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from engine_probe.errors import EXIT_FINDING, EXIT_OK, UsageError
 if TYPE_CHECKING:
     from collector.client import CollectorClient
     from diagnosis.verdict import Verdict
+    from store.interface import Store
 
 WindowOption = Annotated[
     str | None,
@@ -76,7 +77,9 @@ def diagnose(
 def report(
     baseline: WindowOption = None,
     suspect: WindowOption = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write (.md).")] = Path("kvscope-report.md"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File to write: .html (self-contained) or .md.")
+    ] = Path("kvscope-report.md"),
     metric: MetricOption = "ttft",
     quantile: QuantileOption = "0.99",
     vantage: VantageOption = None,
@@ -88,18 +91,23 @@ def report(
     from_bundle: FromBundleOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the postmortem report of a diagnosis as Markdown."""
+    """Write the postmortem: whom it hurt, when, why, with every number's query, and what to change. HTML or Markdown."""
+    from diagnosis.postmortem.html import render_html
     from diagnosis.report import render_markdown
 
-    if output.suffix.lower() not in (".md", ".markdown"):
+    renderers = {".html": render_html, ".htm": render_html, ".md": render_markdown, ".markdown": render_markdown}
+    renderer = renderers.get(output.suffix.lower())
+    if renderer is None:
         raise UsageError(
-            f"the report is Markdown: give a file that ends in .md, not {output.name!r}", output=str(output)
+            f"the report is HTML or Markdown: give a file that ends in .html or .md, not {output.name!r}",
+            output=str(output),
         )
     _writable(output, "report")
-    asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle)
-    document = verdict_of(asked)
+    asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle, True)
+    document, incident = case_of(asked)
+    assert incident is not None
     try:
-        output.write_text(render_markdown(document, version=_version()), encoding="utf-8")
+        output.write_text(renderer(document, incident, version=_version()), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the report cannot be written to {output}: {error.strerror}", output=str(output)) from error
     if json:
@@ -124,28 +132,39 @@ class Question:
     seed: int
     bundle: Path | None
     from_bundle: Path | None
+    with_incident: bool = False
+
+
+Case = tuple[dict[str, Any], dict[str, Any] | None]
+"""A verdict document, and its incident where that was asked for."""
 
 
 def verdict_of(asked: Question) -> dict[str, Any]:
-    """The verdict document. A bundle is written from the store itself: the collector that holds it has to be stopped for that."""
+    """The verdict document."""
+    return case_of(asked)[0]
+
+
+def case_of(asked: Question) -> Case:
+    """The verdict document, and the incident where it is asked for. A bundle is written from the store itself: the collector that holds it has to be stopped for that."""
     if asked.from_bundle is not None:
         from diagnosis import bundle as bundles
 
         if asked.bundle is not None:
             raise UsageError("--bundle and --from-bundle exclude each other")
-        return bundles.diagnose(asked.from_bundle).to_dict()
+        verdict, seen = bundles.look_into(asked.from_bundle, lambda store, found: _incident(store, found, asked))
+        return verdict.to_dict(), seen
     if asked.bundle is not None:
         _writable(asked.bundle, "incident bundle")
         if asked.url is not None:
             raise UsageError(
                 "--bundle copies rows out of the store: give --store, not --url (stop the collector meanwhile)"
             )
-        return _runnable(_from_store(asked).to_dict(), asked)
+        return _from_store(asked)
     return ask(
         asked.store,
         asked.url,
         asked.token,
-        lambda: _runnable(_from_store(asked).to_dict(), asked),
+        lambda: _from_store(asked),
         lambda c: _from_collector(c, asked),
     )
 
@@ -171,15 +190,24 @@ def _writable(path: Path, what: str) -> None:
         )
 
 
-def _from_collector(client: CollectorClient, asked: Question) -> dict[str, Any]:
+def _incident(store: Store, verdict: Verdict, asked: Question) -> dict[str, Any] | None:
+    from diagnosis.postmortem.incident import incident
+
+    return incident(store, verdict.to_dict()) if asked.with_incident else None
+
+
+def _from_collector(client: CollectorClient, asked: Question) -> Case:
     if asked.seed:
         raise UsageError("--seed needs the store itself: a collector judges with seed 0")
     names = ("baseline", "suspect", "metric", "quantile", "vantage")
-    document: dict[str, Any] = client.get("/api/v1/diagnosis", {name: getattr(asked, name) for name in names})
-    return document
+    question = {name: getattr(asked, name) for name in names}
+    if asked.with_incident:
+        case = client.get("/api/v1/reports", {**question, "format": "json"})
+        return case["verdict"], case["incident"]
+    return client.get("/api/v1/diagnosis", question), None
 
 
-def _from_store(asked: Question) -> Verdict:
+def _from_store(asked: Question) -> Case:
     from diagnosis import bundle as bundles
     from diagnosis.diagnose import diagnose as run
     from diagnosis.windows import parse_window
@@ -205,7 +233,7 @@ def _from_store(asked: Question) -> Verdict:
                 asked.bundle, store, verdict, base, suspect, vantage=asked.vantage, now_ns=now_ns, seed=asked.seed
             )
             say(f"incident bundle: {asked.bundle}")
-        return verdict
+        return _runnable(verdict.to_dict(), asked), _incident(store, verdict, asked)
 
 
 def _version() -> str:

@@ -25,18 +25,18 @@ class Slos:
     """The SLOs of the settings. `names[code]` is what `assign` numbers."""
 
     def __init__(self, rules: Sequence[SloRule] = (), default: str = "interactive") -> None:
-        self._rules = slo_rules(rules, default)
-        self._used = [key for key in _KEYS if any(getattr(rule, key) is not None for rule in self._rules)]
-        self.names = tuple(rule.name for rule in self._rules)
+        self.rules = slo_rules(rules, default)
+        self._used = [key for key in _KEYS if any(getattr(rule, key) is not None for rule in self.rules)]
+        self.names = tuple(rule.name for rule in self.rules)
 
     def assign(self, requests: pa.Table) -> Codes:
         """[rows] number of the rule that each request is held to."""
-        of_rule = np.full(requests.num_rows, len(self._rules) - 1, dtype=np.int64)
+        of_rule = np.full(requests.num_rows, len(self.rules) - 1, dtype=np.int64)
         columns = {key: words(requests, key) for key in self._used}
-        for number in range(len(self._rules) - 2, -1, -1):
+        for number in range(len(self.rules) - 2, -1, -1):
             fits: Flags | None = None
             for key in self._used:
-                wanted = getattr(self._rules[number], key)
+                wanted = getattr(self.rules[number], key)
                 if wanted is not None:
                     of_row, found = columns[key]
                     mine = of_row == found.index(wanted) if wanted in found else np.zeros(len(of_row), dtype=np.bool_)
@@ -59,6 +59,6 @@ class Slos:
         """Duration -> [rules] its limit, NaN where there is none."""
         fields = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_token_s"}
         return {
-            name: np.array([np.nan if (v := getattr(rule.slo, field)) is None else v for rule in self._rules])
+            name: np.array([np.nan if (v := getattr(rule.slo, field)) is None else v for rule in self.rules])
             for name, field in fields.items()
         }

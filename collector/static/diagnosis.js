@@ -70,7 +70,7 @@ function show(verdict, asked) {
     el("section", {},
       el("p", { class: "verdict" }, el("span", { class: `word ${word}` }, verdict.status.replaceAll("_", " ")), " ", verdict.verdict),
       windows(verdict),
-      el("p", {}, el("a", { href: `/api/v1/reports?${report}`, download: "kvscope-report.md" }, "the report, to hand on"), " · ", el("a", { href: `/api/v1/diagnosis?${report}` }, "everything as JSON"))),
+      el("p", {}, el("a", { href: `/api/v1/reports?${report}&format=html`, target: "_blank" }, "the postmortem, to hand on"), " · ", el("a", { href: `/api/v1/diagnosis?${report}` }, "everything as JSON"))),
     el("div", { class: "cols" },
       el("section", {}, el("h2", {}, `Attribution: who owns the change of ${quantile(verdict.quantile)}`), el("div", { id: "waterfall", class: "chart" })),
       el("section", {}, el("h2", {}, "Composition: what slow requests are made of"), el("p", { class: "soft" }, "Describes, does not blame."), el("div", { id: "parts", class: "chart" }))),

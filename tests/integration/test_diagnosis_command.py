@@ -221,7 +221,7 @@ def test_report_as_json(kvscope: Run, path: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        ("out.html", "give a file that ends in .md"),
+        ("out.pdf", "give a file that ends in .html or .md"),
         ("no/folder/out.md", "there is no folder"),
         ("folder.md", "it is a folder"),
     ],
