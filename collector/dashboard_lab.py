@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,9 @@ from collector import serving
 from collector.app import create_app
 from collector.dashboard_feed import Tables, feed, odd_requests
 from collector.settings import load_settings
+from dashboards.api_check import check_api
+from dashboards.build import Target
+from dashboards.check import Checked, Prometheus, Span, check
 from engine_probe import listening
 from engine_probe.codec import ARROW_CONTENT_TYPE, encode_arrow
 from engine_probe.errors import CollectorError, ServerUnreachable, UsageError
@@ -30,6 +33,8 @@ from engine_probe.errors import CollectorError, ServerUnreachable, UsageError
 log = logging.getLogger(__name__)
 
 READY_S: Final = 30.0
+SETTLING_S: Final = 12.0
+"""The ledger waits some seconds for steps, and a scrape has to see it."""
 SCRAPE: Final = """\
 global:
   scrape_interval: 1s
@@ -50,10 +55,23 @@ class Lab:
     feeding: Thread
     error: BaseException | None = None
 
-    @property
-    def is_fed(self) -> bool:
-        """Rows still come."""
-        return self.feeding.is_alive()
+
+def ask_everything(lab: Lab, asked: Sequence[Target], interval: str) -> list[Checked]:
+    """Wait for the end of the feed, then ask for every expression over all of that time, and the API every query of the tables.
+
+    Asking afterwards, over a range, does not depend on how fast the questions are. Raises what the feed ended with.
+    """
+    lab.feeding.join()
+    if lab.error is not None:
+        raise lab.error
+    time.sleep(SETTLING_S)
+    now_ns = time.time_ns()
+    with Prometheus(lab.prometheus_url) as server:
+        found = check(server, asked, interval, Span(lab.started_ns / 1e9, now_ns / 1e9, 2.0))
+    middle_ns = (lab.started_ns + now_ns) // 2
+    typed = {"$baseline": f"{lab.started_ns}/{middle_ns}", "$suspect": f"{middle_ns}/{now_ns}"}
+    with httpx.Client(base_url=lab.collector_url, trust_env=False) as client:
+        return found + check_api(client, asked, f"{lab.started_ns}/{now_ns}", typed)
 
 
 @contextmanager

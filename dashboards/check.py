@@ -1,4 +1,4 @@
-"""Every expression of every dashboard, asked of a real Prometheus: does it parse, and does it return data?
+"""Every expression of every dashboard, asked of a real Prometheus: does it parse, and did it return data within a span of time?
 
 A query that parses and returns nothing is as wrong as one that does not parse: a label that is never set, a name that moved. What
 a dashboard's variables become here is what `All` means there.
@@ -6,8 +6,8 @@ a dashboard's variables become here is what `All` means there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
@@ -30,6 +30,15 @@ class Checked:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Instants (Unix time) at which an expression is worked out: from start to end, each step."""
+
+    start_s: float
+    end_s: float
+    step_s: float
+
+
 class Prometheus:
     """A Prometheus server's query API, `with Prometheus(url) as prometheus`. Raises ServerUnreachable where none answers."""
 
@@ -43,13 +52,19 @@ class Prometheus:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def query(self, expr: str) -> tuple[int, str | None]:
-        """(series that the expression has now, why it is wrong or None)."""
+    def query(self, expr: str, span: Span) -> tuple[int, str | None]:
+        """(series that the expression has had within the span, why it is wrong or None)."""
+        asked = {
+            "query": expr,
+            "start": f"{span.start_s:.3f}",
+            "end": f"{span.end_s:.3f}",
+            "step": f"{span.step_s:.3f}",
+        }
         try:
-            answer = self._client.get(f"{self.url}/api/v1/query", params={"query": expr})
+            answer = self._client.get(f"{self.url}/api/v1/query_range", params=asked)
             document: Any = answer.json()
             if document["status"] == "success":
-                return _num_series(document["data"]), None
+                return sum(_has_number(one) for one in document["data"]["result"]), None
             return 0, str(document["error"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ServerUnreachable(
@@ -67,46 +82,18 @@ def as_asked(expr: str, interval: str, values: Mapping[str, str] | None = None) 
     return expr
 
 
-def check(prometheus: Prometheus, targets: Sequence[Target], interval: str) -> list[Checked]:
+def check(prometheus: Prometheus, targets: Sequence[Target], interval: str, span: Span) -> list[Checked]:
     """Ask every PromQL target once."""
     found = []
     for target in targets:
         if target.expr is not None:
             asked = as_asked(target.expr, interval)
-            num_series, error = prometheus.query(asked)
+            num_series, error = prometheus.query(asked, span)
             status = BROKEN if error is not None else OK if num_series else EMPTY
             found.append(Checked(target, asked, status, num_series, error))
     return found
 
 
-def check_until(
-    prometheus: Prometheus,
-    targets: Sequence[Target],
-    interval: str,
-    is_over: Callable[[], bool],
-    wait: Callable[[], None],
-) -> list[Checked]:
-    """Ask again and again until every expression has returned data once, or `is_over`; the best that came of each."""
-    best: dict[tuple[str, str, str], Checked] = {}
-    while True:
-        open_ = [target for target in targets if not _is_done(best.get(_key(target)))]
-        for checked in check(prometheus, open_, interval):
-            best[_key(checked.target)] = replace(checked)
-        if is_over() or all(checked.status != EMPTY for checked in best.values()):
-            return list(best.values())
-        wait()
-
-
-def _is_done(checked: Checked | None) -> bool:
-    return checked is not None and checked.status != EMPTY
-
-
-def _key(target: Target) -> tuple[str, str, str]:
-    return target.dashboard, target.panel, target.ref_id
-
-
-def _num_series(data: Mapping[str, Any]) -> int:
-    """Series of an instant answer that have a number (NaN is none)."""
-    if data["resultType"] == "scalar":
-        return 1
-    return sum(one["value"][1] != "NaN" for one in data["result"])
+def _has_number(series: Mapping[str, Any]) -> bool:
+    """A NaN draws nothing."""
+    return any(value != "NaN" for _, value in series["values"])

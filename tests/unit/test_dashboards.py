@@ -16,12 +16,13 @@ from collector.settings import load_settings
 from dashboards import promql
 from dashboards.api_check import _has
 from dashboards.build import SUBJECTS, Target, build, panels, stored, targets
-from dashboards.check import Prometheus, as_asked, check
+from dashboards.check import Prometheus, Span, as_asked, check
 from engine_probe.errors import ServerUnreachable
 from store import metric_catalogue as names
 
 DOCUMENTS = {name: json.loads(text) for name, text in stored().items()}
 TARGETS = list(targets(stored()))
+SPAN = Span(0.0, 60.0, 5.0)
 BUILT_IN = {"__rate_interval", "__from", "__to", "__value"}
 
 
@@ -176,22 +177,23 @@ def _prometheus(answers: dict[str, Any]) -> Prometheus:
 
 
 def test_an_expression_is_ok_empty_or_broken() -> None:
-    """A NaN is no data: a ratio without a denominator draws nothing."""
-    vector = {"status": "success", "data": {"resultType": "vector", "result": []}}
-    one = {"metric": {}, "value": [0, "1"]}
-    nan = {"metric": {}, "value": [0, "NaN"]}
+    """Data at any instant of the span is data; a NaN is none: a ratio without a denominator draws nothing."""
+
+    def matrix(*series: list[str]) -> dict[str, Any]:
+        result = [{"metric": {}, "values": [[at, value] for at, value in enumerate(values)]} for values in series]
+        return {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
     prometheus = _prometheus(
         {
-            "a": {"status": "success", "data": {"resultType": "vector", "result": [one, nan]}},
-            "b": vector,
-            "c": {"status": "success", "data": {"resultType": "vector", "result": [nan]}},
+            "a": matrix(["NaN", "1"], ["NaN"]),
+            "b": matrix(),
+            "c": matrix(["NaN", "NaN"]),
             "d(": {"status": "error", "errorType": "bad_data", "error": "parse error"},
-            "time()": {"status": "success", "data": {"resultType": "scalar", "result": [0, "1"]}},
         }
     )
-    asked = [Target("d", expr, "A", expr, None) for expr in ("a", "b", "c", "d(", "time()")]
-    found = check(prometheus, asked, "10s")
-    assert [one.status for one in found] == ["ok", "empty", "empty", "broken", "ok"]
+    asked = [Target("d", expr, "A", expr, None) for expr in ("a", "b", "c", "d(")]
+    found = check(prometheus, asked, "10s", SPAN)
+    assert [one.status for one in found] == ["ok", "empty", "empty", "broken"]
     assert found[0].num_series == 1
     assert found[3].error == "parse error"
 
@@ -200,7 +202,7 @@ def test_a_prometheus_that_is_away_is_said_to_be() -> None:
     """With what to do."""
     refused = r"no Prometheus answers at http://127.0.0.1:1.*--prometheus"
     with Prometheus("http://127.0.0.1:1") as prometheus, pytest.raises(ServerUnreachable, match=refused):
-        prometheus.query("up")
+        prometheus.query("up", SPAN)
 
 
 def test_variables_become_what_all_means() -> None:
