@@ -182,6 +182,9 @@ def _tokens(store: Store, window: Window, seen: Observed, regret: Regret, rows: 
     known = np.asarray(np.isfinite(held).any(axis=1))
     true = replace(seen, decisions=replace(decisions, matched=np.where(known[:, None], held, decisions.matched)))
     by_truth = regret_of(true).seconds / regret.token_s[decisions.chosen]
+    # what the chosen worker held itself, and did not use, no index could have found elsewhere
+    best = np.nan_to_num(np.where(known[:, None], held, 0.0)).max(axis=1)
+    by_truth = np.minimum(by_truth, np.maximum(best - np.nan_to_num(held[everyone, decisions.chosen]), 0.0))
     prompt = np.where(decisions.request >= 0, seen.served.prompt_tokens[np.maximum(decisions.request, 0)], np.nan)
     missed = decisions.matched[everyone, decisions.chosen] - (prompt - regret.tokens)
     return np.where(known, by_truth, np.maximum(missed, 0.0))
