@@ -37,8 +37,8 @@ QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 RESHAPES = frozenset(("queue_budget", "queue_seats"))
 """Rows of those who decide how much a step takes in; what got shorter by that is theirs too."""
-OWN_WORK = "own_prefill"
-"""It follows too where requests are of the same kind: the same prompt takes longer in steps that it shares with more."""
+OWN_WORK = ("own_prefill", "own_decode")
+"""They follow too where requests are of the same kind: the same prompt and answer take longer in steps that they share with more."""
 LEADS = 0.5
 
 
@@ -64,7 +64,7 @@ def follows(
     if fills[leader] < LEADS * sum(fills.values()):
         return None
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
-    wanted = {*QUEUES, OWN_WORK} if same_kind else set(QUEUES)
+    wanted = {*QUEUES, *OWN_WORK} if same_kind else set(QUEUES)
     if reshapes := bool(RESHAPES.intersection(rows_of[leader])):
         wanted.add("slow_steps")
     found = [

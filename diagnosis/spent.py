@@ -71,6 +71,9 @@ def own_work(facts: Facts, context: Context) -> Spent:
         tokens[kind] = tokens[kind] + taken
         np.subtract(left, taken, out=left)
 
+    if facts.lineage is not None and facts.lineage.unused_tokens is not None:
+        # it was in this worker's cache and too short to be used: no other worker's copy is longer for that
+        give("reuse_below_unit", facts.lineage.unused_tokens)
     elsewhere = np.zeros(n)
     for kind, lost in ({} if facts.routing is None else facts.routing.lost_tokens).items():
         give(kind, lost)
@@ -80,8 +83,6 @@ def own_work(facts: Facts, context: Context) -> Spent:
         give("premature_eviction", np.clip(facts.lineage.evicted_tokens - elsewhere, 0.0, None))
         if facts.lineage.expired_tokens is not None:
             give("ttl_expiry", facts.lineage.expired_tokens)
-        if facts.lineage.unused_tokens is not None:
-            give("reuse_below_unit", facts.lineage.unused_tokens)
     elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
         size = facts.block_size() or 0
         give("premature_eviction", left * min(1.0, facts.blocks.restored * size / float(left.sum())))

@@ -48,8 +48,8 @@ def test_what_fills_no_step_keeps_nobody_waiting() -> None:
 
 
 def test_longer_prompts_do_not_follow_where_requests_are_of_another_kind() -> None:
-    """At another mix the own prefill is the mix's matter; the queue still follows."""
-    told = rows(mix_shift=0.01, queue_load=0.02, own_prefill=0.03)
+    """At another mix the own prefill and decode are the mix's matter; the queue still follows."""
+    told = rows(mix_shift=0.01, queue_load=0.02, own_prefill=0.03, own_decode=0.04)
     assert followed({"mix_shift": 0.01}, told, same_kind=False) == ("mix_shift", ["queue_load"])
 
 

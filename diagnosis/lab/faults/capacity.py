@@ -93,7 +93,7 @@ FAULTS = (
         "preemption_recompute",
         "capacity",
         "Long answers outgrow the pool: running requests are preempted (preemption storm)",
-        Severity(720, 700, 685, "KV blocks of each worker"),
+        Severity(710, 685, 670, "KV blocks of each worker"),
         Expected(("preemption_recompute",), ("admission_blocked_on_blocks", "premature_eviction"), NOT_THE_LOAD),
         _storm,
         _long_answers,
