@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts, StepFacts
 from diagnosis.hotspots.detection import INTERVAL_S, pace
 from diagnosis.hotspots.finding import Hotspot
-from diagnosis.hotspots.holders import truly_matched
+from diagnosis.hotspots.holders import informed, truly_matched
 from diagnosis.hotspots.judge import judged
 from diagnosis.hotspots.observed import Decisions, Observed, Served, Steps
 from diagnosis.hotspots.reading import read
@@ -46,7 +46,7 @@ def routing(
         if quiet is not None:
             return quiet
     try:
-        seen = read(store, window)
+        seen = informed(store, window, read(store, window))
     except BadWindow:  # longer or larger than hotspots are looked for in
         return None
     found, regret = judged(seen)

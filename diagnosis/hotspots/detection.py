@@ -11,7 +11,8 @@ single intervals and at LONG of them together:
     pace               Seconds of a worker's steps over those that steps of the same shape took at the others, in CHUNKS parts
                        of the interval: a one-sided t test of the logarithms against the median of the others.
     belief             Decisions in which the router's match and what was found differ, against TOLERATED_ERRORS (binomial,
-                       by the same bound).
+                       by the same bound). Found is what was there at the decision, where block events tell (`holders`): what
+                       was evicted while the request waited is no error of the index.
 
 A test that finds something is no hotspot yet: it must have cost what MIN_HARM says, or its cost must be unknown. That only
 takes alarms away. Which kind it is, `kinds` says.
@@ -92,9 +93,8 @@ class Detected:
 def detect(seen: Observed, regret: Regret) -> Detected:
     """All intervals of the window, from its begin on; the last may be shorter."""
     decisions, workers = seen.decisions, seen.num_workers
-    num = max(1, math.ceil(seen.end_s / INTERVAL_S - 1e-9))
+    of, num = intervals(seen)
     edges = np.minimum(np.arange(num + 1) * INTERVAL_S, max(seen.end_s, 1e-9))
-    of = np.clip((decisions.at_s / INTERVAL_S).astype(np.int64), 0, num - 1)
     p_load, load, at_once = _load(of, decisions.chosen, regret, num, workers)
     harmful = _harm(of, decisions.chosen, regret, num, workers)
     slowness, is_slow = pace(seen, num)
@@ -105,12 +105,18 @@ def detect(seen: Observed, regret: Regret) -> Detected:
         load,
         at_once,
         is_slow & harmful,
-        _wrong(of, is_wrong, can_err, num),
+        wrong_intervals(of, is_wrong, can_err, num),
         slowness,
         p_load,
         is_wrong,
         can_err,
     )
+
+
+def intervals(seen: Observed) -> tuple[I64, int]:
+    """([N] interval of each decision, how many intervals the window has)."""
+    num = max(1, math.ceil(seen.end_s / INTERVAL_S - 1e-9))
+    return np.clip((seen.decisions.at_s / INTERVAL_S).astype(np.int64), 0, num - 1), num
 
 
 def _load(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> tuple[F64, Flags, Flags]:
@@ -326,13 +332,13 @@ def wrong_beliefs(seen: Observed) -> tuple[Flags, Flags]:
         return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
     row = np.maximum(decisions.request, 0)
     believed = decisions.matched[np.arange(num), decisions.chosen]
-    found, prompt = served.cached_tokens[row], served.prompt_tokens[row]
+    found, prompt = seen.found_there(), served.prompt_tokens[row]
     known = (decisions.request >= 0) & np.isfinite(believed) & np.isfinite(found) & np.isfinite(prompt)
     off = np.abs(np.where(known, believed - found, 0.0))
     return known & (off > np.maximum(WRONG_TOKENS, WRONG_RATIO * np.nan_to_num(prompt))), known
 
 
-def _wrong(of: I64, is_wrong: Flags, can_err: Flags, num: int) -> Flags:
+def wrong_intervals(of: I64, is_wrong: Flags, can_err: Flags, num: int) -> Flags:
     """[num] more errors than TOLERATED_ERRORS allows, and at least twice as many: by the bound for a binomial."""
     n = np.bincount(of[can_err], minlength=num)
     k = np.bincount(of[is_wrong], minlength=num)

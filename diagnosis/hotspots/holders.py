@@ -6,13 +6,14 @@ chain and its end goes first, so the depth to which a worker holds it is found b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import I64
+from diagnosis.hotspots.detection import intervals, wrong_beliefs, wrong_intervals
 from diagnosis.hotspots.observed import F32, Observed
 from store.interface import Store, Window
 from store.lineage import ON_DEVICE, past_of, window_sql
@@ -39,6 +40,28 @@ def truly_matched(store: Store, window: Window, seen: Observed, rows: I64, block
             low, high = np.where(open_ & held, middle + 1, low), np.where(open_ & ~held, middle, high)
         matched[prompts.row, worker] = low * block_size
     return matched
+
+
+def informed(store: Store, window: Window, seen: Observed) -> Observed:
+    """The same, where the index seems to be wrong with what the chosen workers held when they were chosen.
+
+    A request that waits finds less than there was: what is evicted meanwhile says nothing about the index.
+    """
+    of, num = intervals(seen)
+    wrong = wrong_intervals(of, *wrong_beliefs(seen), num)
+    size = _block_size(store, window) if wrong.any() else None
+    if size is None:
+        return seen
+    rows = np.flatnonzero(wrong[of])
+    held = truly_matched(store, window, seen, rows, size)
+    return replace(seen, held=held[np.arange(len(of)), seen.decisions.chosen].astype(np.float64))
+
+
+def _block_size(store: Store, window: Window) -> int | None:
+    """Tokens a block, where all workers that say so say the same."""
+    past, params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    sizes = store.query(f"SELECT DISTINCT block_size FROM worker WHERE {past} AND block_size > 0 LIMIT 2", params)
+    return int(sizes.column(0)[0].as_py()) if sizes.num_rows == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +133,8 @@ def _lives(store: Store, window: Window, seen: Observed, hashes: pa.Array) -> _L
     condition, params = window_sql(past_of(window), "at_ns")
     table = store.query(
         "SELECT worker, block_hash, at_ns, change IN ('stored', 'loaded') AS there, change = 'cleared' AS is_reset FROM block "
-        f"WHERE {condition} AND {ON_DEVICE} AND change IN ('stored', 'loaded', 'evicted', 'removed', 'cleared') "
+        # of what is loaded the tier is where it came from
+        f"WHERE {condition} AND ({ON_DEVICE} OR change = 'loaded') AND change IN ('stored', 'loaded', 'evicted', 'removed', 'cleared') "
         "AND worker IS NOT NULL ORDER BY at_ns",
         params,
     )

@@ -15,6 +15,7 @@ from diagnosis.hotspots import evidence as proof
 from diagnosis.hotspots.advice import advise
 from diagnosis.hotspots.detection import FALSE_ALARMS, INTERVAL_S, LONG, Detected, Flags, detect
 from diagnosis.hotspots.finding import Evidence, Hotspot, Hotspots
+from diagnosis.hotspots.holders import informed
 from diagnosis.hotspots.kinds import Chances, Named, chances, dead, ignored, name_load
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.reading import read
@@ -27,8 +28,8 @@ MOST_PREFIXES = 20
 
 def hotspots(store: Store, window: Window, baseline: Window | None = None) -> Hotspots:
     """Hotspots of a stored window, beside those of a baseline. Raises BadWindow where a window holds nothing to judge."""
-    found = find(read(store, window))
-    return found if baseline is None else found.beside(find(read(store, baseline)))
+    found, *before = (find(informed(store, each, read(store, each))) for each in (window, baseline) if each is not None)
+    return found.beside(before[0]) if before else found
 
 
 def find(seen: Observed) -> Hotspots:
@@ -207,9 +208,9 @@ def _stale(seen: Observed, regret: Regret, detected: Detected, first: int, last:
     rows = _rows(detected, first, last)
     told, wrong = rows[detected.can_err[rows]], rows[detected.is_wrong[rows]]
     start_ns, end_ns, found_ns = _instants(seen, detected, first, last)
-    decisions, served = seen.decisions, seen.served
+    decisions = seen.decisions
     believed = decisions.matched[wrong, decisions.chosen[wrong]].astype(np.float64)
-    found = served.cached_tokens[decisions.request[wrong]]
+    found = seen.found_there()[wrong]
     missed_s = np.maximum(believed - found, 0.0) * regret.token_s[decisions.chosen[wrong]]
     lost = np.fmax(np.nan_to_num(regret.seconds[wrong]), np.nan_to_num(missed_s))
     total = float(lost.sum())

@@ -93,6 +93,14 @@ class Observed:
     """Where no step was recorded, what was scraped of queues: only how many waited and ran is known."""
     loads_scraped: bool = False
     """The loads of the decisions are the router's load gauge, and not what its decisions tell."""
+    held: F64 | None = None
+    """[N] tokens of the prompt that the chosen worker held at the decision's instant, by the life of its blocks; NaN unknown."""
+
+    def found_there(self) -> F64:
+        """[N] tokens that the chosen worker held when it was chosen; where no block tells, what the request found in its turn."""
+        row = np.maximum(self.decisions.request, 0)
+        found = np.where(self.decisions.request >= 0, self.served.cached_tokens[row], np.nan)
+        return found if self.held is None else np.where(np.isfinite(self.held), self.held, found)
 
     @property
     def num_workers(self) -> int:

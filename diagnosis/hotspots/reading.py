@@ -91,8 +91,8 @@ def read(store: Store, window: Window) -> Observed:
         told_steps,
         has_routes,
         vantage or "engine",
-        _gauges(store, window, workers, origin) if told_steps is None else None,
-        scraped is not None,
+        gauges=_gauges(store, window, workers, origin) if told_steps is None else None,
+        loads_scraped=scraped is not None,
     )
 
 

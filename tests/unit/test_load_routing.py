@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from diagnosis.facts import HostMeasure
+from diagnosis.hotspots.detection import wrong_beliefs
 from diagnosis.hotspots.finding import Advice, Hotspot
-from diagnosis.hotspots.holders import truly_matched
+from diagnosis.hotspots.holders import informed, truly_matched
+from diagnosis.hotspots.judge import hotspots
 from diagnosis.hotspots.reading import read
 from diagnosis.load_hosts import hosts, unattached
 from diagnosis.straggler_reason import is_worse
@@ -127,3 +130,29 @@ def test_a_straggler_is_measured_beside_the_median_of_the_others(store: Store) -
 def test_a_reason_lies_in_the_direction_that_makes_slow(name: str, value: float, others: float, worse: bool) -> None:
     """More throttling, less clock, more heat; a tenth apart at least, of shares by difference."""
     assert is_worse(HostMeasure("w0", name, None, value, others, "SELECT 1")) is worse
+
+
+@pytest.mark.parametrize(("gone_at", "is_stale"), [(5.0, False), (2.0, True)], ids=["while it waited", "before"])
+def test_what_is_evicted_while_a_request_waits_is_no_error_of_the_index(
+    tmp_path: Path, gone_at: float, is_stale: bool
+) -> None:
+    """30 requests are sent to w0 at 3 s for 10 blocks (160 tokens) that it stored at 1 s, and find nothing in their turn."""
+    blocks = list(range(1, 11))
+    made = [decision(f"r{n}", 3.0 + n / 1000, blocks) for n in range(30)]
+    for route, _ in made:
+        route["candidates"] = [{"worker": "w0", "matched_tokens": 160}, {"worker": "w1", "matched_tokens": 0}]
+    lives = [block("w0", 1.0, "stored", n, n - 1 or None) for n in blocks]
+    lives += [block("w0", gone_at, "evicted", n) for n in blocks]
+    workers = [{"worker": name, "run_id": "r", "at_ns": START_NS, "block_size": SIZE} for name in ("w0", "w1")]
+    store = open_store(str(tmp_path / "k.duckdb"))
+    try:
+        told = {"route": [route for route, _ in made], "request": [row for _, row in made]}
+        store.append(batch({**told, "block": lives, "worker": workers}))
+        seen = read(store, RUN)
+        assert wrong_beliefs(seen)[0].all()
+        known = informed(store, RUN, seen)
+        assert wrong_beliefs(known)[0].tolist() == [is_stale] * 30
+        kinds = [spot.kind for spot in hotspots(store, RUN).hotspots]
+        assert ("stale_index" in kinds) is is_stale
+    finally:
+        store.close()
