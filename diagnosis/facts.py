@@ -96,6 +96,8 @@ class RequestFacts:
     """The same of the engine's rows that were joined in."""
     num_thinned: int = 0
     """Rows left out because they had been kept at a higher rate than others."""
+    repeat: I64 | None = None
+    """[n] which repeat of an experiment's arm the request is of; None: the window is no such arm, or has one repeat alone."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -21,7 +21,7 @@ from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
 from diagnosis.contradictions import answers, of_engine
 from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
-from diagnosis.judged import Judged, carry, weights
+from diagnosis.judged import Judged, Repeats, carry, under, weights
 from diagnosis.ledger import Counted, Ledger, metric_values
 from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
@@ -36,7 +36,7 @@ from diagnosis.tables import attribution_rows, change, composition, unexplained
 from diagnosis.traffic import traffic
 from diagnosis.verdict import Verdict
 from diagnosis.windows import Chosen
-from diagnosis.wording import metric_name
+from diagnosis.wording import listing, metric_name
 from diagnosis.work_model import WorkModel, calibrate
 from engine_probe.errors import BadWindow
 
@@ -55,8 +55,17 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
         mix, comparable, judged = weighed.result()
     names, parts_b, parts_s = _align(ledger_b, ledger_s)
+    repeats = under(mix, _repeats(base, suspect, counted))
     attribution = attribute(
-        names, parts_b, parts_s, judged.quantile, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed
+        names,
+        parts_b,
+        parts_s,
+        judged.quantile,
+        w_base=weights(mix, 0),
+        w_suspect=weights(mix, 1),
+        seed=seed,
+        repeat_base=repeats[0],
+        repeat_suspect=repeats[1],
     )
     at_p99 = attribution
     if judged.quantile != quantile:
@@ -131,6 +140,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             *_range_notes(base, suspect, waiting, metric, judged, quantile),
             *_warmup_notes(base, suspect),
             *sampled.notes((base, suspect)),
+            *_repeat_notes(repeats),
         ],
         next_experiment=next_experiment(causes, case, judged),
         calibration=_calibration(model),
@@ -157,7 +167,25 @@ def _weigh(
         mix = replace(
             mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
         )
-    return mix, comparable, carry(*counted, mix, metric, quantile, seed)
+    return mix, comparable, carry(*counted, mix, metric, quantile, seed, _repeats(base, suspect, counted))
+
+
+def _repeats(base: Facts, suspect: Facts, counted: tuple[Counted, Counted]) -> Repeats:
+    """Which repeat of an experiment's arm each counted request is of: then whole repeats are resampled."""
+    base_of, suspect_of = (
+        None if facts.requests.repeat is None else facts.requests.repeat[found.rows]
+        for facts, found in zip((base, suspect), counted, strict=True)
+    )
+    return base_of, suspect_of
+
+
+def _repeat_notes(repeats: Repeats) -> list[str]:
+    told = [
+        f"{len(np.unique(of))} of the {word}"
+        for of, word in zip(repeats, ("baseline", "suspect window"), strict=True)
+        if of is not None
+    ]
+    return [f"whole repeats are resampled, for requests of one share its queues: {listing(told)}"] if told else []
 
 
 def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tuple[Ledger, Ledger]:

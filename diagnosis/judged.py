@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from diagnosis.comparability import Mix
-from diagnosis.facts import F64
+from diagnosis.facts import F64, I64
 from diagnosis.ledger import Counted
 from diagnosis.significance import Significance, compare
 from diagnosis.wording import metric_name, quantile_name
@@ -36,17 +38,55 @@ class Judged:
         return not self.significance.changed
 
 
-def carry(base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+Repeats = tuple[I64 | None, I64 | None]
+"""Which repeat each counted request is of, by window; None: the window is no arm that was run several times."""
+ONCE: Repeats = (None, None)
+
+
+def carry(
+    base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int, repeats: Repeats = ONCE
+) -> Judged:
     """Judge the quantile at the common mix, or what can stand in for it; and, where reweighted, the raw change as well."""
-    found = _carried(base, suspect, mix, metric, quantile, seed)
+    repeats = under(mix, repeats)
+    found = _carried(base, suspect, mix, metric, quantile, seed, repeats)
     if not mix.shifted:
         return found
-    return replace(found, raw=compare(base.values, suspect.values, found.quantile, seed=seed))
+    raw = compare(
+        base.values,
+        suspect.values,
+        found.quantile,
+        seed=seed,
+        repeat_base=repeats[0],
+        repeat_suspect=repeats[1],
+    )
+    return replace(found, raw=raw)
 
 
-def _carried(base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int) -> Judged:
+def under(mix: Mix, repeats: Repeats) -> Repeats:
+    """The repeats as they stand at the common mix: None of a window of which fewer than two have a request left."""
+
+    def one(side: int) -> I64 | None:
+        of, weight = repeats[side], weights(mix, side)
+        left = of if of is None or weight is None else of[weight > 0]
+        return None if left is None or len(np.unique(left)) < 2 else of
+
+    return one(0), one(1)
+
+
+def _carried(
+    base: Counted, suspect: Counted, mix: Mix, metric: str, quantile: str, seed: int, repeats: Repeats
+) -> Judged:
     def at(q: str) -> Significance:
-        return compare(base.values, suspect.values, q, w_base=weights(mix, 0), w_suspect=weights(mix, 1), seed=seed)
+        return compare(
+            base.values,
+            suspect.values,
+            q,
+            w_base=weights(mix, 0),
+            w_suspect=weights(mix, 1),
+            seed=seed,
+            repeat_base=repeats[0],
+            repeat_suspect=repeats[1],
+        )
 
     requested = at(quantile)
     notes: list[str] = []

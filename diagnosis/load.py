@@ -36,6 +36,7 @@ from diagnosis.load_requests import (
     is_warmup,
     join_vantages,
     reach,
+    repeats,
     seconds_since,
     told_twice,
 )
@@ -108,6 +109,8 @@ def _load(
         engine = engine if engine.num_rows else None
     requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
     requests = replace(requests, sample_rate=rate, num_thinned=num_thinned, engine_ahead_ns=ahead_ns)
+    if window.run_id is not None:
+        requests = replace(requests, repeat=repeats(table))
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
     if steps is not None and requests.has("draft_tokens", 0.01):

@@ -82,6 +82,16 @@ def is_assumed(table: pa.Table) -> np.ndarray:
     return _is_labelled(table, "arrival", "assumed")
 
 
+def repeats(table: pa.Table) -> np.ndarray | None:
+    """Which repeat of an experiment's arm each request is of (label `repeat`), [n]; None unless all tell, and of two at least."""
+    if table.num_rows == 0 or not dict(table["labels"][0].as_py() or []).get("repeat"):
+        return None
+    names = pc.map_lookup(_as_map(table["labels"]), "repeat", "first").combine_chunks().dictionary_encode()
+    if names.null_count or len(names.dictionary) < 2:
+        return None
+    return np.asarray(names.indices).astype(np.int64)
+
+
 def _is_labelled(table: pa.Table, key: str, value: str) -> np.ndarray:
     found = pc.map_lookup(_as_map(table["labels"]), key, "first")
     return np.asarray(pc.fill_null(pc.equal(found, value), False))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.draws import false_discoveries, normal_p
-from diagnosis.facts import Facts
+from diagnosis.facts import F64, I64, Facts
 from diagnosis.ledger import judged_values, metric_values
 from diagnosis.quantiles import nearest_rank
 from diagnosis.sampled import rate_of, total
@@ -71,13 +71,21 @@ def marked(rows: list[Difference]) -> list[dict[str, Any]]:
 
 
 def _latency(base: Facts, suspect: Facts, name: str, seed: int) -> list[Difference]:
-    a, b = (v[np.isfinite(v) & (v >= 0)] for v in (judged_values(base, name), judged_values(suspect, name)))
+    (a, a_of), (b, b_of) = (_known(facts, name) for facts in (base, suspect))
     if len(a) == 0 or len(b) == 0:
         return []
-    found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed)
+    found = compare(a, b, "0.95", replicates=REPLICATES, seed=seed, repeat_base=a_of, repeat_suspect=b_of)
     p95 = nearest_rank(b, "0.95")
     mean = Difference(f"{name}_mean_s", float(a.mean()), float(b.mean()), found.mean_interval_95, found.p_mean)
     return [mean, Difference(f"{name}_p95_s", p95 - found.delta_s, p95, found.interval_95, found.p_quantile)]
+
+
+def _known(facts: Facts, name: str) -> tuple[F64, I64 | None]:
+    """Values of the requests that have the metric, and which repeat of an arm each is of."""
+    values = judged_values(facts, name)
+    known = np.isfinite(values) & (values >= 0)
+    of = facts.requests.repeat
+    return values[known], None if of is None or len(np.unique(of[known])) < 2 else of[known]
 
 
 def _num_good(facts: Facts) -> int | None:
