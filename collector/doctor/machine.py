@@ -20,7 +20,12 @@ AREA: Final = "machine"
 LOW_DISK_BYTES: Final = 1 << 30
 CLOCK_ERROR_S: Final = 0.1
 _TIME_ERROR: Final = 5
-EXTRAS: Final = {"service": ("fastapi", "duckdb", "uvicorn"), "lake": ("psycopg",), "engine": ("torch", "triton")}
+EXTRAS: Final = {
+    "service": ("fastapi", "duckdb", "uvicorn"),
+    "lake": ("psycopg",),
+    "engine": ("torch", "safetensors", "tokenizers"),
+}
+"""Packages by which an extra is known to be there; each is one that the extra brings."""
 _PURPOSE: Final = {
     "service": "the collector, the store and every verdict",
     "lake": "a store for many machines",

@@ -13,6 +13,7 @@ from collector.commands.demo import render_founding
 def test_cache_and_routing_by_prefix_do_what_the_case_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On: one worker serves all, 70 % find the shared prompt. Off: all serve, nobody finds anything. Every row is kept."""
     monkeypatch.setattr(founding, "REQUESTS", 8)
+    monkeypatch.setattr(founding, "FEWEST", 8)
     monkeypatch.setattr(founding, "PROMPT_CPU", 256)
     monkeypatch.setattr(founding, "PROMPT_GPU", 256)
     document = founding.run_live(tmp_path / "rows", lambda _: None, repeats=3)
@@ -30,6 +31,12 @@ def test_cache_and_routing_by_prefix_do_what_the_case_is_about(tmp_path: Path, m
     text = render_founding({"full_size": document, "live": document, "folder": "rows"})
     assert text.count("TTFT: mean") == 2
     assert all(len(line) <= 130 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(12.0, 60), (4.0, 40), (0.8, 12), (0.1, 12)])
+def test_a_slow_machine_is_asked_less(rate: float, expected: int) -> None:
+    """Six runs within 60 s: 4 calls a second are 40 a run; never more than 60, nor less than 12."""
+    assert founding.requests_within(60.0, rate, 6) == expected
 
 
 def test_demo_without_torch_says_what_it_leaves_out(

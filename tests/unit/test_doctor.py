@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -231,3 +232,15 @@ def test_the_text_fits_its_page_and_ends_with_the_count() -> None:
     assert text_of([Check("a", "b", "ok", "c")]).endswith("Nothing is wrong.")
     assert worst(found) == "fail"
     assert worst([]) == "ok"
+
+
+def test_an_extra_is_known_by_what_it_brings() -> None:
+    """A package of another extra, or of a developer's, would be called missing for ever."""
+    import tomllib
+
+    from collector.doctor.machine import EXTRAS
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for extra, modules in EXTRAS.items():
+        brought = {re.split(r"[\[<>=;~ ]", line)[0].lower() for line in project["optional-dependencies"][extra]}
+        assert set(modules) <= brought, extra
