@@ -21,6 +21,7 @@ from collector.counts.book import Book, metric_of
 from collector.counts.bounded import Names
 from diagnosis.alone import judge_alone
 from diagnosis.facts import Facts
+from diagnosis.hotspots.holders import informed
 from diagnosis.hotspots.judge import find
 from diagnosis.hotspots.kinds import KINDS
 from diagnosis.hotspots.reading import read
@@ -173,7 +174,7 @@ class LiveJudge:
         return int(self._store.query(sql, params).column(0)[0].as_py())
 
     def _count_regret(self, window: Window, now_ns: int) -> None:
-        observed = read(self._store, window)
+        observed = informed(self._store, window, read(self._store, window))
         until_ns = now_ns - int(DECIDED_RATIO * self._lookback_ns)
         if observed.has_routes:
             decisions = observed.decisions
