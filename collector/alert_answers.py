@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from alerts.matchers import parse_matchers
 from alerts.muting import Muted, muting
@@ -25,6 +26,25 @@ def alert_rows(book: AlertBook, state: str, origin: str | None, limit: int, now_
     held = {alert.alert_id: alert for alert in [*book.open_alerts(), *found]}
     muted = muting(list(held.values()), book.silences(now_ns), now_ns)
     return {"alerts": [_shown(alert, muted) for alert in found]}
+
+
+def question_of(document: Mapping[str, Any], alert_id: str) -> dict[str, str]:
+    """What the report of an alert asks: `suspect`, and `baseline` and `metric` where the alert has them. By its id or fingerprint.
+
+    document   an answer of `alert_rows`
+    Raises NotFound, and AlertMisuse for an alert that has no report yet.
+    """
+    found = [row for row in document["alerts"] if alert_id in (row["alert_id"], row["fingerprint"])]
+    if not found:
+        raise NotFound(f"there is no alert {alert_id[:200]}; `kvscope alerts list --state all --json` names them")
+    link = found[0]["annotations"].get("report")
+    if link is None:
+        raise AlertMisuse(
+            f"the alert {alert_id[:200]} is {found[0]['state']} and has no report; it gets one when it fires"
+        )
+    asked = dict(parse_qsl(urlsplit(link).query))
+    named = {name: asked[name] for name in ("baseline", "suspect", "metric") if name in asked}
+    return named if "suspect" in named else {"suspect": asked["window"]}
 
 
 def silence_rows(book: AlertBook, now_ns: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ContradictionCheck:
 
     def report(self, window: str, baseline: str | None) -> str:
         """The report of the window: its part on the quality of the data."""
-        return f"/api/v1/reports?suspect={window}"
+        return f"/api/v1/reports?suspect={window}&format=html"
 
 
 def _condition(check: str, statement: str, start_ns: int) -> Condition:

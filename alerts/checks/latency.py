@@ -81,7 +81,7 @@ class LatencyCheck:
 
     def report(self, window: str, baseline: str | None) -> str:
         """The postmortem report of the window."""
-        asked = {"baseline": baseline, "suspect": window, "metric": self.metric}
+        asked = {"baseline": baseline, "suspect": window, "metric": self.metric, "format": "html"}
         return "/api/v1/reports?" + urlencode(
             {name: value for name, value in asked.items() if value is not None}, safe="/"
         )

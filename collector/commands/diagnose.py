@@ -89,6 +89,10 @@ def report(
     seed: SeedOption = 0,
     bundle: BundleOption = None,
     from_bundle: FromBundleOption = None,
+    alert: Annotated[
+        str | None,
+        typer.Option(help="Of this alert: its windows and metric, by its id or fingerprint.", show_default=False),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Write the postmortem: whom it hurt, when, why, with every number's query, and what to change. HTML or Markdown."""
@@ -103,6 +107,12 @@ def report(
             output=str(output),
         )
     _writable(output, "report")
+    if alert is not None:
+        if baseline is not None or suspect is not None or from_bundle is not None:
+            raise UsageError("an alert has its own windows: give --alert, or windows, or a bundle")
+        of_alert = _question_of(alert, store, url, token)
+        baseline, suspect = of_alert.get("baseline"), of_alert["suspect"]
+        metric = of_alert.get("metric", metric)
     asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle, True)
     document, incident = case_of(asked)
     assert incident is not None
@@ -115,6 +125,24 @@ def report(
     else:
         emit(document["verdict"])
         say(f"report: {output}")
+
+
+def _question_of(alert: str, store: str, url: str | None, token: str | None) -> dict[str, str]:
+    """What the alert's report asks, from the store or the collector that has it."""
+    from collector.alert_answers import alert_rows, question_of
+
+    def from_store() -> dict[str, Any]:
+        from store.alert_book import AlertBook
+        from store.open import open_store
+
+        with open_store(store, read_only=True, must_exist=True) as opened:
+            return alert_rows(AlertBook(opened), "all", None, 1000, time.time_ns())
+
+    def from_collector(client: CollectorClient) -> dict[str, Any]:
+        found: dict[str, Any] = client.get("/api/v1/alerts", {"state": "all", "limit": 1000})
+        return found
+
+    return question_of(ask(store, url, token, from_store, from_collector), alert)
 
 
 @dataclass(frozen=True, slots=True)

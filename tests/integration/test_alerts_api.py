@@ -25,6 +25,7 @@ from store.alert_book import AlertBook
 from store.alert_rows import Changes, Delivery
 from store.open import open_store
 from tests.alert_receiver import Mailbox, mailbox
+from tests.conftest import Ended
 from tests.integration.collector_harness import Collector, request_row, running
 
 S = 1_000_000_000
@@ -100,6 +101,25 @@ def _whole(at_ns: int) -> int:
     return (
         int(datetime.fromisoformat(datetime.fromtimestamp(at_ns / S, UTC).isoformat()).timestamp() * 1e6 + 0.5) * 1000
     )
+
+
+def test_the_report_of_an_alert_is_written_from_the_command_line(tmp_path: Path, kvscope: Callable[..., Ended]) -> None:
+    """`kvscope report --alert ID`, through the collector and from its store: the alert's own windows; one that is not there is said."""
+    now_ns = time.time_ns()
+    with running(tmp_path / "k.duckdb", alerts=QUIET) as collector:
+        collector.post({"request": _rows(now_ns)}).raise_for_status()
+        (taken,) = _send(collector, _message(now_ns - 60 * S)).json()["alerts"]
+        asked = ["report", "--alert", taken["alert_id"], "-o", tmp_path / "served.html", "--json"]
+        served = kvscope(*asked, "--url", collector.url)
+    assert served.code == 0, served.err
+    assert json.loads(served.out)["verdict"] == taken["finding"]["verdict"]
+    stored = ["report", "--store", tmp_path / "k.duckdb", "-o", tmp_path / "stored.md", "--json"]
+    assert json.loads(kvscope(*stored, "--alert", taken["fingerprint"]).out)["verdict"] == taken["finding"]["verdict"]
+    assert taken["finding"]["verdict"][:20] in (tmp_path / "stored.md").read_text()
+    missing = kvscope(*stored, "--alert", "nothing")
+    assert (missing.code, "there is no alert nothing" in missing.err) == (2, True)
+    both = kvscope(*stored, "--alert", taken["alert_id"], "--suspect", "-15m/now")
+    assert (both.code, "has its own windows" in both.err) == (2, True)
 
 
 def test_what_comes_again_has_the_finding_that_it_had_and_an_end_needs_none(tmp_path: Path) -> None:

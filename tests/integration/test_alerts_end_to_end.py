@@ -158,7 +158,7 @@ def test_prometheus_and_alertmanager_get_the_reason_from_the_collector(
     assert said["kvscope_verdict"]
     report = httpx.get(said["report"], timeout=60)
     assert report.status_code == 200
-    assert report.headers["content-type"].startswith("text/markdown")
+    assert report.headers["content-type"].startswith("text/html")
     kept = collector.client.get("/api/v1/alerts", params={"origin": "alertmanager"}).json()["alerts"]
     assert {alert["annotations"]["finding"] for alert in kept if "finding" in alert["annotations"]} & {
         str(finding["id"]) for finding in collector.client.get("/api/v1/findings").json()["findings"]

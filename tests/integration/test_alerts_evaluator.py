@@ -93,7 +93,7 @@ def test_a_fault_is_claimed_then_confirmed_by_later_data(watch: Watch, story: Wi
     window = f"{story.fault_ns}/{story.fault_ns + 2 * half}"
     assert spot.annotations["report"] == f"http://kvscope/api/v1/hotspots?window={window}"
     assert symptom.annotations["report"] == (
-        f"http://kvscope/api/v1/reports?baseline={symptom.baseline}&suspect={window}&metric=ttft"
+        f"http://kvscope/api/v1/reports?baseline={symptom.baseline}&suspect={window}&metric=ttft&format=html"
     )
     assert symptom.baseline is not None
     assert int(symptom.baseline.partition("/")[2]) <= story.fault_ns
