@@ -206,6 +206,22 @@ class Latencies:
                             summed[metric] = summed[metric] + counts if metric in summed else counts
         return _preferred([(key, summed) for key, summed in found.items() if summed])
 
+    def recent_hits(self, now_ns: int, minutes: int) -> dict[str, dict[str, int]]:
+        """Worker -> hit class -> requests that ended in the last `minutes` minutes with a first token, as engines tell them."""
+        first = now_ns // MINUTE_NS - minutes + 1
+        found: dict[str, dict[str, int]] = {}
+        with self._lock:
+            for key, series in self._series.items():
+                if key.vantage == "engine" and key.hit:
+                    ended = sum(
+                        int(part["ttft"].sum())
+                        for number, part in series.minutes.items()
+                        if number >= first and "ttft" in part
+                    )
+                    of_worker = found.setdefault(key.worker, {})
+                    of_worker[key.hit] = of_worker.get(key.hit, 0) + ended
+        return found
+
     def _series_of_rows(self, requests: pa.Table) -> Counts:
         """The number of the series of each row, [rows]; series are made where they are new."""
         codes, named = _series_of(requests, self._block_sizes)

@@ -1,4 +1,4 @@
-"""`/api/v1/kv`, `/api/v1/runs`, `/api/v1/sight`: the KV map of a worker, runs beside each other, what the stored rows tell."""
+"""`/api/v1/now`, `/api/v1/kv`, `/api/v1/runs`, `/api/v1/sight`: the live picture, the KV map of a worker, runs beside each other, what the stored rows tell."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from collector import problems
 from collector.api.common import READ_ERRORS, WindowText, answer, window_of
 from collector.kv_map import Colour, kv_map
+from collector.now import picture
 from collector.runs import runs
 from collector.services import Services, services_of
 from collector.what_is_seen import what_is_seen
@@ -76,6 +77,31 @@ class Sight(BaseModel):
     causes: list[dict[str, Any]] = Field(
         description="cause, summary, and the names that it lacks; none: it can be judged"
     )
+
+
+class Now(BaseModel):
+    """The live picture. Durations in s; null where nobody told."""
+
+    now_ns: int
+    recent_minutes: int
+    is_draining: bool
+    totals: dict[str, float | int | None]
+    workers: list[dict[str, Any]] = Field(
+        description="the newest step of each, its age and the share of recent requests with hits"
+    )
+    latencies: list[dict[str, Any]] = Field(
+        description="vantage, worker, model, requests, and p50_s and p99_s of each metric"
+    )
+    open: list[dict[str, Any]] = Field(description="the longest open requests")
+    findings: list[dict[str, Any]] = Field(description="the latest verdicts, newest first")
+    alerts: list[dict[str, Any]] | None = Field(description="what fires; null where nobody evaluates")
+
+
+@router.get("/now", summary="The live picture", responses={200: {"model": Now}, **problems.responses(*READ_ERRORS)})
+async def get_now(request: Request) -> Response:
+    """What runs and waits, the last minutes, the latest verdicts, what fires: what `kvscope top` shows."""
+    services = services_of(request)
+    return answer(await services.pages.run("/api/v1/now", picture, services))
 
 
 @router.get(

@@ -13,15 +13,14 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from collector import problems
 from collector.durations import METRICS
+from collector.now import picture
 from collector.pages.frame import fragment, page
 from collector.services import Services, services_of
-from collector.sketches import quantile
 from engine_probe.errors import NotReady, TooManyQueries, Unauthorized, WrongHost
 from engine_probe.events import KINDS
 
 router = APIRouter(tags=["pages"])
 
-RECENT_MINUTES: Final = 5
 LIVE_EVERY_S: Final = 2.0
 NAPS: Final = 8
 """Between two pictures: a collector that stops is noticed within a nap."""
@@ -98,44 +97,56 @@ def _stored(services: Services) -> dict[str, Any]:
 
 
 def _now(services: Services) -> dict[str, Any]:
-    """What goes on, as far as it was told."""
-    now_ns = time.time_ns()
-    workers = services.live.workers()
-    open_now = services.live.open_requests(now_ns, 10)
-    waits = [state["oldest_wait_s"] for state in workers.values() if state["oldest_wait_s"] is not None]
+    """What goes on, as far as it was told, in words."""
+    seen = picture(services)
+    totals = seen["totals"]
     return {
-        "now_ns": now_ns,
-        "draining": services.is_draining,
-        "recent_minutes": RECENT_MINUTES,
-        "latencies": _latencies(services, now_ns),
+        "now_ns": seen["now_ns"],
+        "draining": seen["is_draining"],
+        "recent_minutes": seen["recent_minutes"],
+        "latencies": [_latency(row) for row in seen["latencies"][:_MOST_ROWS]],
         "workers": [
-            {"name": name or "(no name)", "age": _span((now_ns - state["at_ns"]) / 1e9), **state}
-            for name, state in workers.items()
-        ][:_MOST_ROWS],
-        "sees_routes": services.live.sees_routes,
-        "num_open": services.live.num_open,
-        "open": [
-            {"id": one.request_id, "for": _span((now_ns - one.since_ns) / 1e9), "worker": one.worker or "?"}
-            for one in open_now
+            {
+                **state,
+                "name": state["worker"] or "(no name)",
+                "age": _span(state["age_s"]),
+                "hits": _percent(state["hit_ratio"]),
+            }
+            for state in seen["workers"][:_MOST_ROWS]
         ],
+        "num_open": totals["open"],
+        "open": [
+            {"id": one["request_id"], "for": _span(one["open_s"]), "worker": one["worker"] or "?"}
+            for one in seen["open"]
+        ],
+        "firing": seen["alerts"] or [],
         "totals": {
-            "running": _sum(workers, "num_running"),
-            "waiting_prefill": _sum(workers, "num_waiting_prefill"),
-            "waiting_decode": _sum(workers, "num_waiting_decode"),
-            "oldest_wait": None if not waits else _span(max(waits)),
-            "kv_used": _share(_sum(workers, "blocks_used"), _sum(workers, "blocks_total")),
+            "running": totals["num_running"],
+            "waiting_prefill": totals["num_waiting_prefill"],
+            "waiting_decode": totals["num_waiting_decode"],
+            "oldest_wait": None if totals["oldest_wait_s"] is None else _span(totals["oldest_wait_s"]),
+            "kv_used": _share(totals["blocks_used"], totals["blocks_total"]),
         },
     }
 
 
-def _sum(workers: dict[str, dict[str, Any]], column: str) -> int | None:
-    """Over the workers that tell it; None where none does."""
-    known = [state[column] for state in workers.values() if state[column] is not None]
-    return sum(known) if known else None
-
-
 def _share(part: int | None, whole: int | None) -> str | None:
     return f"{100 * part / whole:.0f} %" if part is not None and whole else None
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _latency(row: dict[str, Any]) -> dict[str, Any]:
+    cells = [row["metrics"].get(name) for name in METRICS]
+    return {
+        "vantage": row["vantage"],
+        "worker": row["worker"] or "?",
+        "model": row["model"] or "?",
+        "n": "?" if row["requests"] is None else f"{row['requests']:,}",
+        "cells": [None if cell is None else _pair(cell["p50_s"], cell["p99_s"]) for cell in cells],
+    }
 
 
 def _source(source: Any, now_ns: int) -> dict[str, str]:
@@ -147,25 +158,6 @@ def _source(source: Any, now_ns: int) -> dict[str, str]:
         "missing": f"{missing:,}" if missing else "none",
         "clock": "not told" if offset is None else f"{offset * 1000:+.1f} ms ± {(error or 0) * 1000:.1f} ms",
     }
-
-
-def _latencies(services: Services, now_ns: int) -> list[dict[str, Any]]:
-    rows = []
-    for key, counts in services.latencies.recent(now_ns, RECENT_MINUTES)[:_MOST_ROWS]:
-        cells = [
-            (quantile(counts[name], "0.5"), quantile(counts[name], "0.99")) if name in counts else None
-            for name in METRICS
-        ]
-        rows.append(
-            {
-                "vantage": key.vantage,
-                "worker": key.worker or "?",
-                "model": key.model or "?",
-                "n": f"{int(counts['ttft'].sum()):,}" if "ttft" in counts else "?",
-                "cells": [None if cell is None else _pair(*cell) for cell in cells],
-            }
-        )
-    return rows
 
 
 def _span(seconds: float) -> str:

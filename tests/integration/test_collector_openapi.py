@@ -26,6 +26,7 @@ DESIGNED = {
     ("get", "/api/v1/requests/{request_id}/perfetto"),
     ("get", "/api/v1/perfetto"),
     ("get", "/api/v1/otlp"),
+    ("get", "/api/v1/now"),
     ("get", "/api/v1/kv"),
     ("get", "/api/v1/runs"),
     ("get", "/api/v1/sight"),
