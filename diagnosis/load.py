@@ -44,8 +44,8 @@ from diagnosis.load_routing import routing
 from diagnosis.load_tiers import loaded_bytes
 from diagnosis.parallel import beside
 from diagnosis.sampled import one_rate
-from diagnosis.windows import holds_nothing, shown
 from diagnosis.sharing import sharing
+from diagnosis.windows import holds_nothing, shown
 from engine_probe.errors import BadWindow
 from store import lineage as queries
 from store.interface import Store, Window
@@ -113,6 +113,7 @@ def _load(
         requests = replace(requests, repeat=repeats(table))
     workers = _serving(_workers(store, bounds), requests)
     steps = _steps(store, bounds, origin, requests.worker_names)
+    routing_job = pool.submit(routing, store, window, requests, steps, block_size(workers))
     if steps is not None and requests.has("draft_tokens", 0.01):
         steps = _sequences_alone(steps)
     samples = _samples(store, bounds)
@@ -127,7 +128,7 @@ def _load(
         facts_lineage = None
     if blocks is not None and facts_lineage is None:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
-    routed = routing(store, window, requests, steps, block_size(workers))
+    routed = routing_job.result()
     moves = handovers(store, window, requests, steps, block_size(workers))
     requests = requests if moves is None else with_legs(requests, moves)
     requests = estimate_computed(requests, samples, workers)
