@@ -79,6 +79,15 @@ def loads(facts: Facts) -> tuple[F64, F64, F64]:
     return tuple(np.where(loaded, values, unknown) for values in (seconds, tokens, num_bytes))  # type: ignore[return-value]  # three
 
 
+def held_share(facts: Facts) -> float | None:
+    """Share of the device's blocks that loads under way held, on average over the window; None where sizes are not told."""
+    pool, size, each = facts.num_blocks(), facts.block_size(), bytes_per_token(facts)
+    if not pool or not size or not each or facts.offered_s <= 0:
+        return None
+    load_s, _, num_bytes = loads(facts)
+    return float(np.nansum(load_s * num_bytes)) / each / size / pool / facts.offered_s
+
+
 def bytes_per_token(facts: Facts) -> float | None:
     """KV bytes of a token, by the loads that tell both."""
     tokens, told = tier_tokens(facts), facts.loaded_bytes

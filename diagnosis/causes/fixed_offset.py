@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import F64
 from diagnosis.offset import find_offset, residual_s
 from diagnosis.wording import number, percent, seconds
@@ -58,7 +59,18 @@ def fixed_offset(case: Case) -> Claim | Excluded | None:
         ),
         Evidence(f"in the {case.base_word} {percent(had)} of the requests had it", had, "ratio", computed_by=BY_REST),
     ]
-    network = case.suspect.requests.get("network_s")
+    r = case.suspect.requests
+    ttft = r.first_token_s - r.arrival_s
+    evidence.append(
+        Evidence(
+            f"the first token took {seconds(float(np.nanmean(ttft)))} on average, of which all phases that are told hold "
+            f"{seconds(float(np.nanmean(ttft)) - float(known.mean()))}",
+            float(np.nanmean(ttft)),
+            "s",
+            request_sql(case, case.suspect, "avg((first_token_ns - arrival_ns) / 1e9) AS mean_ttft_s"),
+        )
+    )
+    network = r.get("network_s")
     if np.isfinite(network[has]).any():
         between = float(np.nanmean(network[has]))
         where = (

@@ -77,5 +77,9 @@ def tier_never_read(case: Case) -> Claim | Excluded | None:
     ]
     strength = 1.0 if gone is not None else 0.8
     return Claim(
-        evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), strength, lost_rows(case)
+        evidence,
+        case.worker_subject("premature_eviction"),
+        case.when("premature_eviction"),
+        strength,
+        rows=lost_rows(case),
     )

@@ -89,7 +89,7 @@ def _too_small(case: Case, read: float, before: float, gone: float) -> Claim:
         *lost_seconds(case),
     ]
     return Claim(
-        evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), 1.0, lost_rows(case)
+        evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), 1.0, rows=lost_rows(case)
     )
 
 
@@ -153,7 +153,7 @@ def _only_cost(case: Case, cost: float, saved: float, share: float) -> Claim:
                 ),
             )
         )
-    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), 1.0, COST)
+    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), 1.0, rows=COST)
 
 
 def _cost(case: Case) -> float:

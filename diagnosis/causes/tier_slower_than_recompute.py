@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
+from diagnosis.causes.tier_saves_nothing import FELL, LOST, lost_rows
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import F64, Bool, Facts
-from diagnosis.tiers import loads, token_cost_s
+from diagnosis.tiers import held_share, loads, read_per_request, token_cost_s
 from diagnosis.wording import bandwidth, number, percent, seconds
 
 DUST_S = 0.001
@@ -16,13 +17,17 @@ MOST = 0.5
 """Share of the additional seconds that loads slower than recomputing must carry."""
 
 
-@cause("tier_slower_than_recompute", needs=("request.kv_load_s",), rows=("tier_load",))
+HELD = 0.05
+"""Share of the device's blocks that loads under way hold, from which on others wait for blocks because of them."""
+
+
+@cause("tier_slower_than_recompute", needs=("request.kv_load_s",), rows=("tier_load", *LOST))
 def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     """KV was loaded from a slower tier (host memory, disk, another machine) more slowly than the prompt would have been computed.
 
     Why: a hit in a tier is worth its load only above a bandwidth: the bytes of a token over the seconds that computing one takes. Below
     that break-even, on a busy link or a slow disk, the engine waits for what it could have had sooner; most engines wait without a
-    limit once a hit is reported.
+    limit once a hit is reported. Meanwhile the blocks that the KV will land in are taken: others wait for blocks, or lose theirs.
 
     Refuted by: loads that are shorter than computing the same tokens; as much time for loads as in the baseline.
 
@@ -72,8 +77,39 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
         evidence.append(_slower(case.suspect, load_s, computing_s, slower))
     if cost is not None and np.isfinite(num_bytes).any():
         evidence.append(_break_even(case.suspect, load_s, tokens, num_bytes, cost))
+    others = [told for told in (_held(case), _saved_less(case)) if told is not None]
+    rows = ("tier_load", *lost_rows(case)) if others else ("tier_load",)
+    evidence += others
     strength = 1.0 if slower.any() else 0.6
-    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength)
+    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength, rows=rows)
+
+
+def _held(case: Case) -> Evidence | None:
+    """Blocks that loads under way hold, where they are so many more than before that others wait for them, or are pushed out."""
+    now, before = held_share(case.suspect), held_share(case.base)
+    if now is None or before is None or now < HELD or now < 2.0 * before or len(lost_rows(case)) < len(LOST):
+        return None
+    return Evidence(
+        f"KV under way held {percent(now)} of the device's blocks ({percent(before)} in the {case.base_word}), in pools as large as before: who "
+        "waits for blocks, or has lost its own, pays for the loads too",
+        now,
+        "ratio",
+        computed_by="the loads' seconds and blocks, over the pools and the window",
+    )
+
+
+def _saved_less(case: Case) -> Evidence | None:
+    """What the tier no longer saves, where it saves half as much or less: it is computed again, and holds blocks meanwhile."""
+    now, before = read_per_request(case.suspect), read_per_request(case.base)
+    if now is None or not before or now > FELL * before or len(lost_rows(case)) < len(LOST):
+        return None
+    return Evidence(
+        f"the tier saved a request {number(now)} prompt tokens on average ({number(before)} in the {case.base_word}), in pools as large as "
+        "before: what did not come in time was computed again",
+        now,
+        "tokens",
+        computed_by="the requests' own tokens by tier",
+    )
 
 
 def _slower(facts: Facts, load_s: F64, computing_s: F64, slower: Bool) -> Evidence:

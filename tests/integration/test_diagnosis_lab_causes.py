@@ -25,6 +25,15 @@ FOUND = {
     "reuse_below_unit": "reuse_below_unit",
     "block_leak": "block_leak",
     "client_retries": "client_retries",
+    "tier_slower_than_recompute": "tier_slower_than_recompute",
+    "tier_never_read": "tier_never_read",
+    "tier_saves_nothing": "tier_saves_nothing",
+    "cache_lock_contention": "cache_lock_contention",
+    "fixed_offset": "fixed_offset",
+    "prompt_uncacheable": "prompt_uncacheable",
+    "recompile": "recompile",
+    "adapter_swap": "adapter_swap",
+    "speculation_collapse": "speculation_collapse",
 }
 """Fault -> the cause that is named first."""
 SEVERITY = {
@@ -33,8 +42,10 @@ SEVERITY = {
     "small_batch": "strong",
     "ttl_expiry": "strong",
     "block_leak": "strong",
+    "adapter_swap": "strong",
 }
-REQUESTS = {"block_leak": 1000, "client_retries": 1000}
+METRIC = {"speculation_collapse": "tpot"}
+REQUESTS = {"block_leak": 1000, "client_retries": 1000, "speculation_collapse": 300}
 """A leak needs time to fill the pools."""
 
 
@@ -63,7 +74,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def verdict(store: Store, fault: str) -> Verdict:
     number = list(FOUND).index(fault)
     return diagnose(
-        store, Window(run_id=f"a{number}"), Window(run_id=f"b{number}"), metric="ttft", now_ns=time.time_ns()
+        store,
+        Window(run_id=f"a{number}"),
+        Window(run_id=f"b{number}"),
+        metric=METRIC.get(fault, "ttft"),
+        now_ns=time.time_ns(),
     )
 
 
@@ -84,7 +99,7 @@ def test_the_injected_fault_is_the_first_cause(store: Store, fault: str) -> None
 def test_it_owns_seconds_near_the_truth(store: Store, fault: str) -> None:
     """It owns no more than a third over what the fault cost in the mean (what is given up relieves others), and at least three tenths of it."""
     found = verdict(store, fault)
-    truth = played(fault).truth["attribution"][fault]["ttft"]["mean_s"]
+    truth = played(fault).truth["attribution"][fault][METRIC.get(fault, "ttft")]["mean_s"]
     owned = sum(row.mean_s for row in found.attribution if row.cause in first(found).rows)
     assert 0.3 <= owned / truth <= 4 / 3
 
