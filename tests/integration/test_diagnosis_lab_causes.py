@@ -36,16 +36,17 @@ FOUND = {
     "speculation_collapse": "speculation_collapse",
 }
 """Fault -> the cause that is named first."""
+METRIC = {"speculation_collapse": "tpot"}
+"""What it shows in, where that is not TTFT."""
 SEVERITY = {
     "eviction_overhead": "strong",
     "probe_overhead": "strong",
     "small_batch": "strong",
     "ttl_expiry": "strong",
-    "block_leak": "strong",
     "adapter_swap": "strong",
+    "block_leak": "strong",
 }
-METRIC = {"speculation_collapse": "tpot"}
-REQUESTS = {"block_leak": 1000, "client_retries": 1000, "speculation_collapse": 300}
+REQUESTS = {"block_leak": 1000, "client_retries": 1000}
 """A leak needs time to fill the pools."""
 
 
