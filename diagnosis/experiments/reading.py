@@ -97,7 +97,7 @@ def _headline(found: Contrast, moved: dict[str, int], *, has_cause: bool) -> lis
         return [Reading("better", f"Better everywhere: {_names(better)} fell.", evidence)]
     if better:
         rest = [n for n in told if n not in better and n not in loose]
-        still = f", {_names(rest)} did not move" if rest else ""
+        still = f", {_names(rest)} changed by less than {percent(MATERIAL)}" if rest else ""
         return [Reading("better", f"Better: {_names(better)} fell{still}{doubt}{open_}.", evidence)]
     if loose:
         text = f"Not to be told apart: {_doubtful(found, loose)}. More repeats say more than more requests{open_}."
