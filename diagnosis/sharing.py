@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64, Facts, SharingFacts, rows_by_code
 
 LOOKED_AT: Final = 2000
 """Requests of a window whose chains are compared."""
-FELL: Final = 0.3
-"""Share of what prompts had in common by which it has to fall before they are called uncacheable."""
+FELL = threshold(
+    "prompt_uncacheable.fell", least=0.3, unit="relative", says="fall of the tokens that prompts have in common"
+)
 
 
 def sharing(prompt_blocks: pa.ChunkedArray, block_size: int) -> SharingFacts | None:
@@ -61,7 +63,7 @@ def no_longer_shared(facts: Facts, other: Facts) -> F64:
         found, found_there = (_mean_known(c[mine]) for c, mine in ((cached, rows), (cached_there, rows_there)))
         if common is None or common_there is None or found is None or found_there is None:
             continue
-        if common < (1.0 - FELL) * common_there:
+        if common_there > 0 and FELL.is_reached(1.0 - common / common_there):
             out[rows] = max(min(common_there - common, found_there - found), 0.0)
     return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import F64, Bool, Facts
@@ -11,8 +12,7 @@ from diagnosis.overheads import BEYOND, lookup_parts
 from diagnosis.pace import decoding_at
 from diagnosis.wording import number, percent, seconds
 
-DUST_S = 0.0005
-"""A rise of the mean wait below this is scatter."""
+RISE = threshold("cache_lock_contention.rise", least=0.0005, unit="s", says="rise of the mean wait of a look-up")
 FEWEST = 20
 """Look-ups on either side before busy and quiet moments are compared."""
 
@@ -41,7 +41,7 @@ def cache_lock_contention(case: Case) -> Claim | Excluded | None:
     if not known_before.any():
         return None
     mean, mean_before = float(waited[known].mean()), float(before[known_before].mean())
-    if mean - mean_before < DUST_S:
+    if not RISE.is_reached(mean - mean_before):
         return Excluded(
             f"a look-up waited {seconds(mean)} beyond what it takes as a rule ({seconds(mean_before)} in the {case.base_word})"
         )

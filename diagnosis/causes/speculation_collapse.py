@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import request_sql
 from diagnosis.speculation import acceptance, tokens_per_step
 from diagnosis.wording import percent, seconds
 
-FEWER = 0.95
-"""Share of the tokens that a step gave before, up to which it gives fewer."""
+FEWER = threshold(
+    "speculation_collapse.fewer", least=0.05, unit="relative", says="fall of the tokens that a step gives"
+)
 TOLD = "accepted_tokens IS NOT NULL"
 
 
@@ -35,7 +37,7 @@ def speculation_collapse(case: Case) -> Claim | Excluded | None:
     now, then = tokens_per_step(case.suspect), tokens_per_step(case.base)
     if now is None or then is None:
         return None
-    if now > FEWER * then:
+    if not FEWER.is_reached(1.0 - now / then):
         return Excluded(f"a decode step gave a sequence {now:.2f} tokens ({then:.2f} in the {case.base_word})")
     spent = case.suspect_ledger.column("speculation_collapse")
     accepted, accepted_before = acceptance(case.suspect), acceptance(case.base)

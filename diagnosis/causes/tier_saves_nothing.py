@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where, request_sql
 from diagnosis.tiers import claimed_tokens, given_up_share, has_tier, read_per_request, tier_tokens, token_cost_s
@@ -15,7 +16,9 @@ GONE = 0.5
 """Share of the blocks that the tier took in and gave up again, from which on it is too small for what is asked of it."""
 LITTLE = 0.05
 """Share of the prompts that the tier saves, up to which what it saves is next to nothing."""
-DUST_S = 0.001
+COSTS = threshold(
+    "tier_saves_nothing.cost", least=0.001, unit="s", says="rise of what loads and look-ups cost a request"
+)
 LOST = ("premature_eviction", "admission_blocked_on_blocks", "preemption_recompute")
 """Rows in which what the tier no longer saves shows: computed again, and waiting for blocks that are held for longer."""
 COST = ("tier_load", "lookup_overhead")
@@ -51,7 +54,7 @@ def tier_saves_nothing(case: Case) -> Claim | Excluded | None:
     cost = _cost(case)
     saved = _saved(case)
     share = _share_saved(case)
-    if share is None or saved is None or cost < DUST_S or share > LITTLE or saved > cost:
+    if share is None or saved is None or not COSTS.is_reached(cost) or share > LITTLE or saved > cost:
         return Excluded(
             f"the tier saved a request {number(read)} tokens on average"
             + (f" ({number(before)} in the {case.base_word})" if before is not None else "")

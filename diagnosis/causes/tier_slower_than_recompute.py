@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
 from diagnosis.causes.tier_saves_nothing import FELL, LOST, lost_rows
 from diagnosis.evidence_sql import request_sql
@@ -11,8 +12,7 @@ from diagnosis.facts import F64, Bool, Facts
 from diagnosis.tiers import held_share, loads, read_per_request, token_cost_s
 from diagnosis.wording import bandwidth, number, percent, seconds
 
-DUST_S = 0.001
-"""A rise of the mean load below this is scatter."""
+RISE = threshold("tier_slower_than_recompute.rise", least=0.001, unit="s", says="rise of the mean load of a request")
 MOST = 0.5
 """Share of the additional seconds that loads slower than recomputing must carry."""
 
@@ -43,7 +43,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     mean, mean_before = float(spent.mean()), float(before.mean())
     load_s, tokens, num_bytes = loads(case.suspect)
     usual, usual_before = _mean(load_s), _mean(loads(case.base)[0])
-    if mean - mean_before < DUST_S:
+    if not RISE.is_reached(mean - mean_before):
         return Excluded(
             f"loads from a tier cost a request {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})"
         )
