@@ -103,6 +103,8 @@ def blocks_table(
             arrays.append(pa.nulls(num_rows, field.type))
         elif field.name in _BY_BLOCK:
             arrays.append(_numbers(columns[field.name], sizes, field))
+        elif len(set(columns[field.name])) == 1:
+            arrays.append(pa.repeat(pa.scalar(columns[field.name][0], field.type), num_rows))
         else:
             arrays.append(pa.array(columns[field.name], field.type).take(pa.array(owner)))
     table = pa.table(arrays, schema=schema)
@@ -139,4 +141,4 @@ def _numbers(given: Sequence[Any], sizes: npt.NDArray[np.int64], field: pa.Field
         unknown |= values == ROOT  # a first block's parent is the root of the chain, which is no block
     if values.dtype.kind == "f":
         unknown |= np.isnan(values)
-    return pa.array(values, mask=unknown)
+    return pa.array(values, mask=unknown if unknown.any() else None)

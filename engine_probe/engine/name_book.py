@@ -19,8 +19,12 @@ Numbers = npt.NDArray[np.int64]
 """[n] their numbers."""
 
 NOBODY = -1
-FULL = 1 << 20
+FULL = 1 << 18
 """Numbers given out, from which on those that nobody holds are looked for."""
+
+
+_GRAIN = 16
+"""Stretches get room for so many names or a multiple, so that what one gave back fits another."""
 
 
 class _Stretch:
@@ -98,7 +102,7 @@ class NameBook:
 
     def _add(self, first: int, names: Names, above: _Stretch | None) -> _Stretch:
         count = len(names)
-        room = 1 << (count - 1).bit_length()
+        room = -(-count // _GRAIN) * _GRAIN
         free = self._free.get(room)
         begin = free.pop() if free else self.num_given
         if begin == self.num_given:

@@ -51,7 +51,7 @@ def test_numbers_that_nobody_holds_are_given_again() -> None:
         held = np.zeros(book.num_given, dtype=bool)
         held[numbers] = True
         book.forget(held)
-    assert book.num_given <= 4 * 128
+    assert book.num_given <= 3 * 80
     assert not book.is_full
 
 

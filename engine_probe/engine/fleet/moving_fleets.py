@@ -67,7 +67,7 @@ class TieredFleet(VirtualFleet):
         tier = self._tiers[worker]
         usable = call.blocks[: (call.prompt_tokens - 1) // engine.kv.block_size]
         names = self._asks[call.request_id].names
-        engine.kv.expire(queued_ns)
+        engine.kv.expire(_now(engine, queued_ns))
         first = len(engine.kv.pool.match(names[: len(usable)]))
         count = tier.match(usable, first)
         if count < tier.settings.min_blocks:
@@ -190,7 +190,7 @@ class SplitFleet(VirtualFleet):
         self._clocks[ask.worker].advance_to(now_ns)
         pool, size = engine.kv.pool, engine.kv.block_size
         full = call.blocks[: call.prompt_tokens // size]
-        engine.kv.expire(now_ns)
+        engine.kv.expire(_now(engine, now_ns))
         names = ask.names[: len(full)]
         first = len(pool.match(names))
         count = len(full) - first
