@@ -36,6 +36,9 @@ def sql(
         typer.Argument(metavar="[SQL]", help="SELECT, FROM, DESCRIBE, SHOW TABLES or EXPLAIN; - reads stdin."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the statement from this file.")] = None,
+    saved: Annotated[
+        str | None, typer.Option(help="Run a saved query of the cookbook (docs/sql-cookbook.md).", metavar="NAME")
+    ] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}.", show_default="table, or the suffix of -o")
     ] = None,
@@ -54,7 +57,7 @@ def sql(
     as_json: JsonOption = False,
 ) -> None:
     """Ask in SQL: `kvscope sql "SELECT worker, count(*) FROM request GROUP BY worker"`; SHOW TABLES lists the tables."""
-    text = _statement(statement, file)
+    text = _statement(statement, file, saved)
     chosen = _format(format_, output, as_json)
     rows = max_rows if max_rows is not None else TABLE_ROWS if chosen == "table" else None
     result = _ask(text, store, url, token, rows, timeout_s)
@@ -63,9 +66,15 @@ def sql(
         say(f"only the first {result.table.num_rows:,} rows are shown; more with --max-rows")
 
 
-def _statement(statement: str | None, file: Path | None) -> str:
-    if (statement is None) == (file is None):
-        raise UsageError('Give one statement: kvscope sql "SELECT ...", or kvscope sql --file FILE (- is stdin).')
+def _statement(statement: str | None, file: Path | None, saved: str | None) -> str:
+    if sum(given is not None for given in (statement, file, saved)) != 1:
+        raise UsageError(
+            'Give one statement: kvscope sql "SELECT ...", kvscope sql --file FILE (- is stdin), or --saved NAME.'
+        )
+    if saved is not None:
+        from collector.cookbook import named
+
+        return named(saved).sql
     if statement is not None and statement != "-":
         return statement
     try:

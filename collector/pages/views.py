@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Request
 from starlette.responses import HTMLResponse
 
+from collector.cookbook import saved
 from collector.pages.frame import page
 from collector.services import Services, services_of
 
@@ -73,7 +74,7 @@ async def sight(request: Request) -> HTMLResponse:
 @router.get("/sql")
 async def sql(request: Request) -> HTMLResponse:
     """The SQL console."""
-    return page("pages/sql.html", path="/sql", title="SQL", tables=_tables())
+    return page("pages/sql.html", path="/sql", title="SQL", tables=_tables(), saved=list(saved().values()))
 
 
 async def _with_runs(request: Request, name: str, path: str, title: str, **facts: Any) -> HTMLResponse:

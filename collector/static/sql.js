@@ -10,17 +10,7 @@ const SHOWN = 500;
 let stopper = null;
 let last = null;
 
-const EXAMPLES = {
-  "P99 TTFT by worker and minute": "SELECT worker, time_bucket(INTERVAL 1 MINUTE, make_timestamp_ns(arrival_ns)) AS minute, count(*) AS requests,\n  quantile_disc((first_token_ns - arrival_ns) / 1e9, 0.99) AS p99_ttft_s\nFROM request WHERE first_token_ns IS NOT NULL GROUP BY ALL ORDER BY minute, worker",
-  "The slowest requests and what they waited for": "SELECT request_id, worker, tenant, (first_token_ns - arrival_ns) / 1e9 AS ttft_s, queue_s, prefill_s, stalled_s, cached_tokens, prompt_tokens\nFROM request WHERE first_token_ns IS NOT NULL ORDER BY ttft_s DESC LIMIT 50",
-  "Three hit rates by worker": "SELECT worker, avg((cached_tokens > 0)::INT) AS request_hit_rate, sum(cached_tokens) / sum(prompt_tokens) AS token_hit_rate, sum(cached_tokens) AS reused_tokens\nFROM request WHERE vantage = 'engine' GROUP BY worker ORDER BY worker",
-  "Who evicts whose blocks": "SELECT worker, request_id AS evicted_for, count(*) AS blocks, avg(idle_s) AS idle_s\nFROM block WHERE change = 'evicted' GROUP BY ALL ORDER BY blocks DESC LIMIT 50",
-  "What steps wait for": "SELECT worker, sum(num_waiting_prefill) AS waiting, sum(waiting_on.blocks) AS on_blocks, sum(waiting_on.budget) AS on_budget, sum(waiting_on.seats) AS on_seats\nFROM step GROUP BY worker ORDER BY worker",
-  "Where the router sends": "SELECT chosen, policy, count(*) AS decisions, avg(decision_s) AS decision_s FROM route GROUP BY ALL ORDER BY decisions DESC",
-};
-
-for (const name of Object.keys(EXAMPLES)) $("examples").append(el("option", { value: name }, name));
-$("examples").addEventListener("change", (event) => { if (EXAMPLES[event.target.value]) text.value = EXAMPLES[event.target.value]; });
+$("examples").addEventListener("change", (event) => { if (event.target.value) text.value = event.target.value; });
 for (const button of document.querySelectorAll("button.column"))
   button.addEventListener("click", () => { text.setRangeText(button.dataset.name, text.selectionStart, text.selectionEnd, "end"); text.focus(); });
 
