@@ -6,6 +6,7 @@ do not (each array of instants in `RequestFacts` belongs to one vantage). Warm-u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -256,13 +257,13 @@ def _serving(workers: list[WorkerFacts], requests: RequestFacts) -> list[WorkerF
 def _samples(store: Store, window: Window) -> Mapping[str, float]:
     out: dict[str, float] = {}
     for row in queries.counter_increases(store, window).to_pylist():
-        if row["increase"] is not None:
+        if row["increase"] is not None and math.isfinite(row["increase"]):
             out[row["name"]] = float(row["increase"])
             out[f"{row['name']}:span_s"] = float(row["span_s"])
     for row in queries.gauge_summary(store, window).to_pylist():
         name = row["name"] if row["reason"] is None else f"{row['name']}_{row['reason']}"
         for key in ("mean", "max", "min", "n"):
-            if row[key] is not None:
+            if row[key] is not None and math.isfinite(row[key]):
                 out[f"{name}:{key}"] = float(row[key])
     return out
 

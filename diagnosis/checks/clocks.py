@@ -127,7 +127,7 @@ def token_times(facts: Facts) -> Check | None:
         "contradiction" if share > RARE else "warning",
         f"{facts.name}: in {number(gaps.num_backward)} requests ({percent(share)}) a token is told to have come before the one in "
         "front of it; such gaps are left out",
-        "clock",
+        "service",  # which of the stream is wrong, its order or its stamps, nobody can say
         frozenset({"request.token_ns"}),
         float(gaps.num_backward),
         "requests",
