@@ -363,9 +363,9 @@ def reports_are_more(before: Rows, after: Rows) -> None:
 
 
 def caches_are_lost(before: Rows, after: Rows) -> None:
-    """One reset of four workers, marked."""
+    """Two resets of four workers, marked."""
     marks = after["mark"]["mark"].to_pylist()
-    assert marks.count("cache_reset") == 4
+    assert marks.count("cache_reset") == 2 * 4
     assert "cache_reset" not in before["mark"]["mark"].to_pylist()
 
 

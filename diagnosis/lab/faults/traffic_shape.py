@@ -124,7 +124,7 @@ FAULTS = (
         "cold_start",
         "traffic shape",
         "The caches are lost, and what was shared is computed again by whoever comes first",
-        Severity(1, 1, 2, "times in the window"),
+        Severity(1, 2, 3, "times in the window"),
         Expected(("cold_start",), (), (*NOT_THE_POOL, "load_step", "length_shift", "mix_shift")),
         _restart,
         _many_prefixes,
