@@ -205,6 +205,7 @@ def settings(scene: Scene) -> dict[str, Any]:
         "num_blocks": fleet.num_blocks,
         "patience": None if fleet.patience is None else asdict(fleet.patience),
         "tier": None if fleet.tier is None else asdict(fleet.tier),
+        "extras": None if fleet.extras is None else asdict(fleet.extras),
         "handover": None if fleet.handover is None else asdict(fleet.handover),
         "engine": {"class": scene.engine_class.__name__, "block_size": fleet.engine.block_size, **fleet.engine.flags()},
         "router": asdict(fleet.router),
