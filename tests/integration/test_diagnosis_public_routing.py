@@ -324,3 +324,19 @@ def test_an_index_that_lost_its_past_is_stale_and_the_caches_are_not(restart: St
     assert "cold start" not in text
     owned = sum(row.mean_s for row in verdict.attribution if row.cause in verdict.causes[0].rows)
     assert owned / verdict.delta.mean_s == pytest.approx(1.0, abs=0.25)
+
+
+def test_without_block_events_the_baseline_s_hit_rate_tells_what_was_lost(tmp_path: Path) -> None:
+    """The same restart where only routes and requests are seen: who really held the blocks is not known, that hits are missing is."""
+    rows = restarted(2)
+    rows["block"] = []
+    rows["request"] = [{**row, "prompt_blocks": None} for row in rows["request"]]
+    with stored(tmp_path / "s.duckdb", [rows]) as store:
+        verdict = diagnose(
+            store, Window(ns(150), ns(RESTART_S), "r"), Window(ns(RESTART_S), ns(450), "r"), now_ns=ns(1000)
+        )
+    first = verdict.causes[0]
+    assert first.cause == "hotspot_stale_index", verdict.verdict
+    assert first.confidence < 0.8
+    assert first.mean_s / verdict.delta.mean_s > 0.6
+    assert not any("another worker's cache" in evidence["statement"] for evidence in first.evidence)
