@@ -48,6 +48,12 @@ INHIBITIONS: Final = (
         "the hotspot at this worker is told already; what its queue does to requests is a part of it",
     ),
     Inhibition(
+        ('role="hotspot"',),
+        ('role="cause"',),
+        ("cause", "worker"),
+        "the hotspot itself is told already",
+    ),
+    Inhibition(
         ('severity="critical"',),
         ('severity="warning"',),
         ("alertname", "slo", "metric", "cause", "worker", "model", "source", "check", "receiver"),

@@ -15,7 +15,7 @@ from alerts.finding import short
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
 from diagnosis.windows import choose
-from diagnosis.wording import metric_name, percent
+from diagnosis.wording import metric_name, percent, quantile_name, seconds
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
 from store.lineage import window_sql
@@ -88,7 +88,9 @@ class LatencyCheck:
 
     def _symptom(self, verdict: Mapping[str, Any], window: Window) -> Condition:
         delta = verdict["delta"]
-        carrier = "mean_s" if verdict["carried_by"] == "mean" else "judged_s"
+        by_mean = verdict["carried_by"] == "mean"
+        carrier = "mean_s" if by_mean else "judged_s"
+        which = f"{'mean' if by_mean else quantile_name(verdict['quantile'])} {metric_name(self.metric)}"
         before, after = delta["baseline"][carrier], delta["suspect"][carrier]
         labels = {
             "alertname": SYMPTOM,
@@ -98,7 +100,7 @@ class LatencyCheck:
             "worker": self._where(verdict["vantage"], before, window),
         }
         annotations = {
-            "summary": f"{metric_name(self.metric)} got worse",
+            "summary": f"{which} rose from {seconds(before)} to {seconds(after)}",
             "description": verdict["verdict"],
             "runbook_url": SYMPTOM,
         }

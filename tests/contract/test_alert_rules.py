@@ -117,7 +117,7 @@ def test_runbooks_of_everything_that_is_raised_exist() -> None:
 def test_alertmanager_gets_the_inhibitions_that_labels_can_say() -> None:
     """The same data as the evaluator's; one that needs an annotation stays here."""
     rules = yaml.safe_load(files.render()[files.ALERTMANAGER_FILE])["inhibit_rules"]
-    assert len(rules) == sum(rule.by_labels for rule in INHIBITIONS) == 3
+    assert len(rules) == sum(rule.by_labels for rule in INHIBITIONS) == 4
     assert not any("explains" in matcher for rule in rules for matcher in rule["source_matchers"])
     assert rules[0] == {
         "source_matchers": ['role="hotspot"'],

@@ -243,6 +243,16 @@ def test_a_hotspot_silences_its_own_symptom_and_no_other() -> None:
     assert not any(found[name].is_muted for name in ("h", "sw2", "sseveral"))
 
 
+def test_a_hotspot_of_the_whole_fleet_silences_the_cause_of_its_name_alone() -> None:
+    """A stale index is told once, as the hotspot; that blocks are short, and a symptom of several workers, is told still."""
+    spot = _alert("h", role="hotspot", cause="hotspot_stale_index")
+    same = _alert("c", role="cause", cause="hotspot_stale_index", metric="tpot")
+    other = _alert("o", role="cause", cause="admission_blocked_on_blocks", metric="ttft")
+    symptom = _alert("s", role="symptom", metric="ttft", worker="several")
+    found = muting([spot, same, other, symptom], [], START)
+    assert [name for name, muted in found.items() if muted.is_muted] == ["c"]
+
+
 def test_only_a_hotspot_that_fires_silences() -> None:
     """One that is pending or over does not."""
     symptom = _alert("s", role="symptom", worker="w1")
