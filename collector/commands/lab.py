@@ -302,7 +302,12 @@ def _played(
     still_open = sum(order.key() not in done for order in wanted)
     if still_open < len(wanted):
         say(f"{len(wanted) - still_open} of {len(wanted)} runs are finished already")
-    return _with_progress(wanted, folder, still_open, processes, keep_rows, run_matrix)
+    try:
+        return _with_progress(wanted, folder, still_open, processes, keep_rows, run_matrix)
+    except KeyboardInterrupt:
+        kept = sum(order.key() in finished(folder) for order in wanted)
+        say(f"stopped: {kept} of {len(wanted)} runs are kept in {folder}; the same command goes on from there")
+        raise typer.Exit(EXIT_FINDING) from None
 
 
 def _publish(page: Path, document: dict[str, Any], results: list[Result], data: Path | None) -> None:

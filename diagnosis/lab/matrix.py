@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -75,13 +76,20 @@ def _results(todo: Sequence[Order], keep: Path | None, processes: int) -> Iterab
         for order, folder in zip(todo, folders, strict=True):
             yield run_cell(order, folder)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_leave_to_parent) as pool:
         try:
             for future in as_completed([pool.submit(run_cell, *each) for each in zip(todo, folders, strict=True)]):
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
             raise
+
+
+def _leave_to_parent() -> None:
+    """Ctrl-C reaches a whole group of processes: the parent alone says what became of the matrix."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _begin_line(manifest: IO[bytes]) -> None:

@@ -113,6 +113,38 @@ def test_calibration_is_measured_and_written(
     assert "kept for what is published" in problem["detail"]
 
 
+def test_a_matrix_that_is_interrupted_says_what_it_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the first of three runs: no traceback, exit 1, one run kept, and how to go on."""
+    from diagnosis.lab import matrix
+
+    def run_cell(order: Any, keep: Path | None) -> dict[str, Any]:
+        if order.seed == 2:
+            raise KeyboardInterrupt
+        return {
+            "key": order.key(),
+            "fault": order.fault,
+            "severity": "typical",
+            "seed": 1,
+            "outcome": "right",
+            "why": "",
+        }
+
+    monkeypatch.setattr(matrix, "run_cell", run_cell)
+    words = ["lab", "matrix", "--fault", "none", "--seeds", "3", "--severity", "typical", "--processes", "1"]
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "-o", str(tmp_path / "m")])
+    told = capsys.readouterr()
+    assert end.value.code == 1
+    assert told.out == ""
+    assert (
+        f"stopped: 1 of 3 runs are kept in {tmp_path / 'm'}; the same command goes on from there"
+        in told.err.replace("\n", " ")
+    )
+    assert "Traceback" not in told.err
+
+
 def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
     """With its range and what should be said of it."""
     code, rows, _ = kvscope(capsys, "lab", "list")
