@@ -298,6 +298,7 @@ def test_two_requests_with_one_id_at_once_are_two_rows(server: Running) -> None:
         (b'{"prompt": "a", "top_p": 0}', 400, "top_p", "above 0"),
         (b'{"prompt": "a", "top_p": 1.5}', 400, "top_p", "at most 1"),
         (b'{"prompt": "a", "n": 0}', 400, "n", ">= 1"),
+        (b'{"prompt": [' + b'"a",' * 40 + b'"a"], "n": 100}', 400, "n", "4100 sequences in one call; at most 4096"),
         (b'{"prompt": "a", "n": 1000}', 400, "n", "<= 128"),
         (b'{"prompt": "a", "stop": [""]}', 400, "stop", "length >= 1"),
         (b'{"prompt": "a", "seed": 1e3}', 400, "seed", "expected"),

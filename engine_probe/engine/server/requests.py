@@ -16,6 +16,8 @@ from engine_probe.errors import BadRequest, PromptRefused
 
 MOST_CHOICES: Final = 128
 MOST_PROMPTS: Final = 2048
+MOST_SEQUENCES: Final = 4096
+"""Of one call, prompts times choices: each is a request of its own to the engine, made before the first is submitted."""
 _I64: Final = (1 << 63) - 1
 
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -84,6 +86,12 @@ class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
             return [prompt]
         if len(prompt) > MOST_PROMPTS:
             raise PromptRefused(f"{len(prompt)} prompts in one call; at most {MOST_PROMPTS}", field="prompt")
+        if len(prompt) * (self.n or 1) > MOST_SEQUENCES:
+            raise PromptRefused(
+                f"{len(prompt)} prompts with {self.n} choices each are {len(prompt) * (self.n or 1)} sequences in one call; at "
+                f"most {MOST_SEQUENCES}",
+                field="n",
+            )
         is_text = all(isinstance(one, str) for one in prompt)
         if is_text or all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt):
             return prompt
