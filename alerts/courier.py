@@ -122,7 +122,7 @@ class Courier:
     def _send(self, name: str, delivery: Delivery) -> None:
         receiver = self._receivers.get(name)
         if receiver is None:
-            raise AlertMisuse(f"there is no receiver {name!r} any more; replay it once there is, or drop it")
+            raise AlertMisuse(f"there is no receiver {name!r} any more; replay it once there is")
         send(receiver, delivery, self._clock(), context=self._context(receiver), resolve=self._resolve)
 
     def _failed(self, tried: Delivery, error: AlertError) -> Delivery:

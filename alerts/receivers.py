@@ -25,6 +25,7 @@ import msgspec
 
 from alerts.address_guard import Networks, parse_networks
 from alerts.matchers import Matcher, parse_matchers
+from alerts.signature import key_of
 from engine_probe.errors import AlertMisuse
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
@@ -145,7 +146,7 @@ def _check(receiver: Receiver) -> None:
     if receiver.ca_file is not None and not Path(receiver.ca_file).is_file():
         raise _wrong(receiver, f"there is no ca_file {receiver.ca_file}")
     try:
-        _ = receiver.matchers, receiver.networks
+        _ = receiver.matchers, receiver.networks, key_of(receiver.secret or "")
     except AlertMisuse as error:
         raise _wrong(receiver, error.message) from error
     if receiver.template is not None:

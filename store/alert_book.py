@@ -28,7 +28,7 @@ Row = dict[str, Any]
 KEPT_ALERTS: Final = 2_000
 """Ended episodes that are kept, newest first."""
 KEPT_DELIVERIES: Final = 2_000
-"""Delivered messages that are kept. Waiting and dead ones stay until they are delivered or dropped."""
+"""Delivered messages that are kept, and as many dead ones; waiting ones all are."""
 _JSON: Final = frozenset({"labels", "annotations", "matchers", "told"})
 
 
@@ -105,19 +105,13 @@ class AlertBook:
             _put_deliveries(cursor, changes.deliveries)
             ended = ALERT.c.state.not_in(OPEN_STATES)
             _prune(cursor, ALERT, ALERT.c.alert_id, ended, ALERT.c.updated_ns, KEPT_ALERTS)
-            delivered = ALERT_DELIVERY.c.state == "delivered"
-            _prune(
-                cursor, ALERT_DELIVERY, ALERT_DELIVERY.c.delivery_id, delivered, ALERT_DELIVERY.c.seq, KEPT_DELIVERIES
-            )
+            for state in ("delivered", "dead"):
+                ended = ALERT_DELIVERY.c.state == state
+                column = ALERT_DELIVERY.c
+                _prune(cursor, ALERT_DELIVERY, column.delivery_id, ended, column.seq, KEPT_DELIVERIES)
             cursor.execute("COMMIT")
 
         self._store.call(work)
-
-    def drop_deliveries(self, ids: Sequence[str]) -> None:
-        """Forget messages for good."""
-        self._store.call(
-            lambda cursor: _execute(cursor, sa.delete(ALERT_DELIVERY).where(ALERT_DELIVERY.c.delivery_id.in_(ids)))
-        )
 
     def keep_finding(self, finding: Mapping[str, Any], keep: int) -> int:
         """Keep a verdict in short under the next number, with the newest `keep - 1` others; answers with the number."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +47,19 @@ class Say:
     drip_s: float | None = None
 
 
+def verify(secret: str, found: dict[str, str], body: bytes, now_s: float) -> bool:
+    """What a receiver does (Standard Webhooks): the signature is right, and no more than five minutes off."""
+    try:
+        timestamp = int(found["webhook-timestamp"])
+        signed = f"{found['webhook-id']}.{timestamp}.".encode() + body
+        given = found["webhook-signature"]
+    except (KeyError, ValueError):
+        return False
+    key = base64.b64decode(secret.removeprefix("whsec_")) if secret.startswith("whsec_") else secret.encode()
+    expected = base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    return abs(now_s - timestamp) <= 300 and f"v1,{expected}" in given.split()
+
+
 class Mailbox:
     """`script(arrived, n)` answers the n-th message (from 0)."""
 
@@ -61,8 +77,6 @@ class Mailbox:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                import time
-
                 body = self.rfile.read(int(self.headers["content-length"]))
                 found = Arrived(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
                 box.arrived.append(found)

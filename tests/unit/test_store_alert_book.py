@@ -91,17 +91,18 @@ def test_messages_keep_the_order_in_which_they_were_put_in() -> None:
 
 
 def test_the_oldest_of_what_has_ended_is_forgotten_and_nothing_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 ended episodes and 8 delivered messages the newest 4 stay; a dead message and an open alert, older than all, too."""
+    """Of 8 ended episodes, 8 delivered and 8 dead messages the newest 4 stay; a waiting one and an open alert, older than all, too."""
     monkeypatch.setattr(alert_book, "KEPT_ALERTS", 4)
     monkeypatch.setattr(alert_book, "KEPT_DELIVERIES", 4)
-    dead = replace(DELIVERY, delivery_id="dead", state="dead")
+    old = replace(DELIVERY, delivery_id="old")
+    dead = tuple(replace(DELIVERY, delivery_id=f"d{n}", state="dead") for n in range(8))
     ended = tuple(replace(ALERT, alert_id=f"e{n}", state="resolved", updated_ns=100 + n) for n in range(8))
     sent = tuple(replace(DELIVERY, delivery_id=f"s{n}", state="delivered") for n in range(8))
     with open_store(":memory:") as store:
         book = AlertBook(store)
-        book.save(Changes(alerts=(ALERT, *ended), deliveries=(dead, *sent)))
+        book.save(Changes(alerts=(ALERT, *ended), deliveries=(old, *dead, *sent)))
         assert [a.alert_id for a in book.alerts()] == ["e7", "e6", "e5", "e4", "a1"]
-        assert [d.delivery_id for d in book.deliveries()] == ["dead", "s4", "s5", "s6", "s7"]
+        assert [d.delivery_id for d in book.deliveries()] == ["old", "d4", "d5", "d6", "d7", "s4", "s5", "s6", "s7"]
 
 
 def test_the_newest_findings_are_kept_under_rising_numbers() -> None:
