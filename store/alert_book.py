@@ -106,9 +106,8 @@ class AlertBook:
             ended = ALERT.c.state.not_in(OPEN_STATES)
             _prune(cursor, ALERT, ALERT.c.alert_id, ended, ALERT.c.updated_ns, KEPT_ALERTS)
             for state in ("delivered", "dead"):
-                ended = ALERT_DELIVERY.c.state == state
                 column = ALERT_DELIVERY.c
-                _prune(cursor, ALERT_DELIVERY, column.delivery_id, ended, column.seq, KEPT_DELIVERIES)
+                _prune(cursor, ALERT_DELIVERY, column.delivery_id, column.state == state, column.seq, KEPT_DELIVERIES)
             cursor.execute("COMMIT")
 
         self._store.call(work)
