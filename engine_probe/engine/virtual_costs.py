@@ -2,7 +2,8 @@
 
 Defaults are those of a good engine (ground truth section 5: 0.7 to 3.6 ms for the hashes of 50,000 tokens, 0.013 ms for an
 eviction by heap, 7.1 ms for one by a scan of 12,000 blocks). What is drawn is drawn by seed. The recorder's cost is charged
-through the hardware's `host_overhead_s` (`charged_hardware`), because equal steps are done at once; here it is only told.
+through the hardware's `host_overhead_s` (`charged_hardware`), because steps that are known ahead are not taken
+one by one; here it is only told.
 """
 
 from __future__ import annotations
