@@ -55,7 +55,7 @@ def follows(
 
     owned_s    seconds of each named cause, of the mean or of the quantile
     taken      rows that some claim owns
-    same_kind  both windows have the same mix of requests
+    same_kind  both windows are known to have the same mix of requests, their lengths among it
     """
     fills = {name: abs(s) for name, s in owned_s.items() if (FILLS_STEPS | RESHAPES).intersection(rows_of[name])}
     if not fills:

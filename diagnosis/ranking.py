@@ -169,7 +169,7 @@ def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case
         owner,
         case.attribution.rows,
         by_mean=judged.by_mean,
-        same_kind=case.mix is None or not case.mix.shifted,
+        same_kind=case.mix is not None and not case.mix.shifted and "prompt_tokens" in case.mix.dimension_shift,
     )
     if found is None:
         return list(kept)
