@@ -78,12 +78,14 @@ def skews(facts: Facts) -> list[Skew]:
     r = facts.requests
     if r.vantage == "engine":
         return []
+    # where a request passes through two workers, the second is known by halves alone of which the other was lost
+    fewest = FEWEST + lost_share(facts) * len(r)
     sent_to_seen, made_to_got = r.engine_arrival_s - r.arrival_s, r.first_token_s - r.engine_first_s
     found = []
     for code, name in enumerate(r.worker_names):
         mine = r.worker == code
         way_in, way_out = (values[mine & np.isfinite(values)] for values in (sent_to_seen, made_to_got))
-        if name is None or min(len(way_in), len(way_out)) < FEWEST:
+        if name is None or min(len(way_in), len(way_out)) < fewest:
             continue
         high, low = nearest_low(way_in), -nearest_low(way_out)
         by = max(low, -high)
