@@ -41,7 +41,7 @@ def targets(figures: Figures) -> list[dict[str, Any]]:
     worst = max((abs(row["apart"]) for row in apart), default=None)
     return [
         _row("first verdict right, pooled over typical and strong", f"{ACCURACY:.0%} or more", found["accuracy"], n, _least(found["accuracy"], ACCURACY), enough=full),
-        _row("cells (fault at typical or strong) with fewer than 16 of 20 right", "0", len(weak), len(figures.cells), not weak, enough=full, unit="cells"),
+        _row("cells (fault at typical or strong) with fewer than 16 of 20 right", "0", len(weak), len(figures.cells), not weak or not full, enough=full, unit="cells"),
         _row("abstained there", f"{ABSTAINED:.0%} or less", found["abstained"], n, _most(found["abstained"], ABSTAINED), enough=full),
         _row("false causes, nothing being wrong", f"{FALSE_CAUSES:.0%} or less", found["false_cause_rate"], nulls["n"], _most(found["false_cause_rate"], FALSE_CAUSES), enough=nulls["n"] >= NULLS),
         _row("false causes with high confidence", "0", nulls["false_high"], nulls["n"], nulls["false_high"] == 0, enough=nulls["n"] >= NULLS, unit="runs"),

@@ -235,6 +235,10 @@ def test_a_target_is_met_missed_or_not_tried_enough() -> None:
     told = {row["target"].split(",")[0]: row for row in confusion(good + quiet + weak)["targets"]}
     cell = told["cells (fault at typical or strong) with fewer than 16 of 20 right"]
     assert (cell["met"], cell["found"]) == (False, 1)
+    told = {row["target"].split(",")[0]: row for row in confusion([*good, result("chunk_budget", "wrong")])["targets"]}
+    assert told["cells (fault at typical or strong) with fewer than 16 of 20 right"]["met"] is None, (
+        "one run is no cell of 20"
+    )
 
 
 def test_a_bin_is_stated_against_observed() -> None:
