@@ -153,13 +153,22 @@ def _said(name: str, change_s: float, moved: bool) -> str:
 
 
 def _queues(facts: Facts) -> tuple[float | None, float | None]:
-    """Mean requests that waited for prefill, and for decode, over steps weighted by their time."""
+    """Mean requests that waited for prefill, and for decode, over steps weighted by their time.
+
+    Of a fleet in which some workers decode what others prefilled: who waits at one that decodes waits for decode.
+    """
     steps = facts.steps
     if steps is None:
         return None, None
+    for_prefill, for_decode = steps.get("num_waiting_prefill"), steps.get("num_waiting_decode")
+    if facts.handover is not None:
+        decoding = [code for code, name in enumerate(steps.worker_names) if name in facts.handover.worker_names]
+        there = np.isin(steps.worker, decoding)
+        for_decode = np.where(there, for_prefill + np.nan_to_num(for_decode), np.nan)
+        for_prefill = np.where(there, np.nan, for_prefill)
     found = []
-    for name in ("num_waiting_prefill", "num_waiting_decode"):
-        waiting, took = steps.get(name), steps.duration_s
+    for waiting in (for_prefill, for_decode):
+        took = steps.duration_s
         known = np.isfinite(waiting) & np.isfinite(took) & (took > 0)
         found.append(float(np.average(waiting[known], weights=took[known])) if known.any() else None)
     return found[0], found[1]

@@ -15,6 +15,7 @@ from diagnosis.text import render
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room
+from tests import moves_scenarios as moves
 from tests.diagnosed import few_replicates
 from tests.factories import facts
 
@@ -114,3 +115,15 @@ def test_the_two_queues_are_two_numbers() -> None:
         in found["statement"]
     )
     assert document(room.evicted())["side"]["decode_queue"] == [None, None]
+
+
+def test_who_waits_at_a_worker_that_decodes_waits_for_decode() -> None:
+    """In a split fleet w0 prefills and w9 decodes; its steps call what waits there a prompt as well: 2 wait at w0, 5 at w9."""
+    made = moves.longer("transfer_wire")
+    split = []
+    for known in made()[:2]:
+        waiting = {"num_waiting_prefill": np.array([2.0, 5.0]), "num_waiting_decode": np.array([0.0, np.nan])}
+        steps = StepFacts(np.array([0, 1]), ("w0", "w9"), np.array([1.0, 1.0]), np.array([0.1, 0.1]), waiting)
+        split.append(replace(known, steps=steps))
+    found = document((split[0], split[1], "tpot"))["side"]
+    assert "2 for prefill (2 in the baseline) and 5 for decode (5 in the baseline)" in str(found)
