@@ -89,8 +89,8 @@ def _offsets(lists: pa.ListArray) -> pa.Array:
 def _bounds(store: Store, window: Window, vantage: str, among: Window) -> tuple[int | None, int | None, float]:
     """(least and most that the engine's clock can be ahead, ns, None unknown; share of the requests that the engine saw `among`).
 
-    No request reaches the engine before it was sent, no token its caller before it was made: so the one bound is what 19 of 20
-    first tokens (or ends) allow, the other what 19 of 20 arrivals do.
+    No request reaches the engine before it was sent, no token its caller before it was made: so the one bound is what half of
+    the first tokens (or ends) allow, the other what half of the arrivals do: one worker of several that is off moves nobody.
     """
     mine, my_params = window_sql(window, "arrival_ns")
     theirs, their_params = window_sql(among, "arrival_ns")
@@ -100,7 +100,7 @@ def _bounds(store: Store, window: Window, vantage: str, among: Window) -> tuple[
         "seen AS (SELECT request_id, min(e.arrival_ns) - any_value(mine.arrival_ns) AS arrived_ns, "
         "max(e.answered_ns) - any_value(mine.answered_ns) AS answered_ns FROM mine JOIN "
         f"(SELECT {told} FROM request WHERE {theirs} AND vantage = 'engine') e USING (request_id) GROUP BY request_id) "
-        "SELECT -quantile_disc(-answered_ns, 0.05) AS least_ns, quantile_disc(arrived_ns, 0.05) AS most_ns, "
+        "SELECT -quantile_disc(-answered_ns, 0.5) AS least_ns, quantile_disc(arrived_ns, 0.5) AS most_ns, "
         "count(*) / (SELECT greatest(count(*), 1) FROM mine) AS share FROM seen",
         [*my_params, vantage, *their_params],
     ).to_pylist()[0]
