@@ -189,13 +189,17 @@ class _Meters(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        try:
+            held, counts = self._book.open_alerts(), self._book.counts()
+        except KvscopeError as error:  # the rest of the page is worth having without these
+            log.warning("alerts not counted", extra={"reason": error.message})
+            return
         alerts = GaugeMetricFamily(names.ALERTS.name, names.ALERTS.doc, labels=names.ALERTS.labels)
-        held = self._book.open_alerts()
         for state in ("pending", "firing"):
             alerts.add_metric([state], sum(alert.state == state for alert in held))
         yield alerts
         outbox = GaugeMetricFamily(names.ALERT_OUTBOX.name, names.ALERT_OUTBOX.doc, labels=names.ALERT_OUTBOX.labels)
-        for (receiver, state), count in self._book.counts().items():
+        for (receiver, state), count in counts.items():
             if state != "delivered":
                 outbox.add_metric([receiver, state], count)
         yield outbox
