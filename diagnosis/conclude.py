@@ -59,7 +59,7 @@ def conclude(
     if case.base_ledger.censored.all() and case.suspect_ledger.censored.all():
         return Conclusion("not_distinguishable", _never_a_token(case, delta))
     if case.base_ledger.censored.all() or case.suspect_ledger.censored.all():
-        return Conclusion("not_distinguishable", _nobody_served(case, delta))
+        return Conclusion("not_distinguishable", _nobody_served(case, judged, delta))
     unbounded = _unbounded(case, judged, delta)
     if unbounded is not None:
         return Conclusion("not_distinguishable", unbounded)
@@ -146,7 +146,7 @@ def _never_a_token(case: Case, delta: Change) -> str:
     )
 
 
-def _nobody_served(case: Case, delta: Change) -> str:
+def _nobody_served(case: Case, judged: Judged, delta: Change) -> str:
     """One of the windows served nobody: that is the finding, and no latency of it can be compared."""
     is_suspect = case.suspect_ledger.censored.all() != case.ended
     ledger = case.suspect_ledger if case.suspect_ledger.censored.all() else case.base_ledger
@@ -154,7 +154,8 @@ def _nobody_served(case: Case, delta: Change) -> str:
     served = delta.base_mean_s if is_suspect else delta.suspect_mean_s
     return (
         f"{metric_name(case.metric)} cannot be compared: none of the {len(ledger.values):,} requests of the {side} got a first token; they "
-        f"ended without one after {seconds(waited)} in the mean, where the other window served after {seconds(served)}. Why they ended "
+        f"ended without one after {seconds(waited)} in the mean, where the other window served after {seconds(served)} "
+        f"({quantile_name(judged.quantile)} went {_went(delta, judged).partition(' (')[0]}). Why they ended "
         "(failed, aborted, rejected) is what to look for first: `kvscope requests list`."
     )
 
