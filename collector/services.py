@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from collector.alerting import Alerting
 from collector.counts.fleet import Fleet
-from collector.counts.slos import SloRule, Slos
+from collector.counts.slos import Slos
 from collector.ingest import Ingest
 from collector.latencies import Latencies
 from collector.live import Live
@@ -34,7 +34,7 @@ from store.audit import audited
 from store.duckdb_store import DuckDBStore
 from store.interface import Store
 from store.maintenance import Maintenance
-from store.metrics import Slo
+from store.metrics import Slo, SloRule
 from store.open import open_store
 from store.retention import RetentionPolicy
 

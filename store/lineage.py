@@ -65,7 +65,8 @@ def block_totals(store: Store, window: Window) -> dict[str, int]:
     """
     condition, params = window_sql(window, "at_ns")
     table = store.query(
-        f"SELECT change, {ON_DEVICE} AS on_device, round({count_sql()}) AS n FROM block WHERE {condition} GROUP BY ALL", params
+        f"SELECT change, {ON_DEVICE} AS on_device, round({count_sql()}) AS n FROM block WHERE {condition} GROUP BY ALL",
+        params,
     )
     counts = {(row["change"], row["on_device"]): int(row["n"]) for row in table.to_pylist()}
 

@@ -261,7 +261,7 @@ def meets_slo_sql(slo: Slo, alias: str = "") -> str:
 def meets_rules_sql(rules: Sequence[SloRule], alias: str = "") -> str:
     """SQL condition, true or false and never null: a request meets the first rule that fits it."""
     r = f"{alias}." if alias else ""
-    cases = []
+    cases: list[str] = []
     for rule in rules:
         wanted = {"model": rule.model, "workload": rule.workload, "tenant": rule.tenant}
         fits = [

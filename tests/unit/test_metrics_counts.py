@@ -15,12 +15,12 @@ from collector.counts.book import Book
 from collector.counts.bounded import CANDIDATES, Names, Tops
 from collector.counts.fleet import Fleet
 from collector.counts.reuse_gaps import ReuseGaps
-from collector.counts.slos import SloRule, Slos
+from collector.counts.slos import Slos
 from collector.durations import durations_of
 from collector.latencies import Latencies
 from engine_probe.schema import table_from_rows
 from store import metric_catalogue as names
-from store.metrics import PRESET_SLOS, Slo, hit_class, meets_slo
+from store.metrics import PRESET_SLOS, Slo, SloRule, hit_class, meets_slo
 
 T0 = 1_764_403_200_000_000_000
 MS = 1_000_000
