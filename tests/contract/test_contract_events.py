@@ -122,8 +122,8 @@ def test_the_recorder_takes_every_number_of_a_step() -> None:
         *step_ring.WAITING_ON,
         *step_ring.FLOATS,
         "at_ns",
-        "repeat",
         "probe_s",
+        "run",
     ]
     own = {"at_ns", "step", "duration_s", "probe_s", "sample_rate", "waiting_on"}
     numeric = {column.name for column in KINDS["step"] if column.type in ("int64", "float64")} - own
