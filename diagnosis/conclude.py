@@ -11,7 +11,7 @@ from diagnosis.rows import ROWS, UNOBSERVED
 from diagnosis.sufficiency import MOST_REQUESTS, required_n
 from diagnosis.traffic import ROWS as TRAFFIC_ROWS
 from diagnosis.verdict import Change, LedgerRow, NamedCause
-from diagnosis.wording import interval, listing, metric_name, percent, quantile_name, seconds, signed
+from diagnosis.wording import interval, listing, metric_name, percent, quantile_name, seconds, share_of, signed
 
 MIN_REQUESTS = 20
 """Below this many requests in a window nothing is said about a change."""
@@ -320,7 +320,7 @@ def _owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
     for c in engine[:3]:
         rows = [known[name] for name in c.rows if name in known]
         owned = sum(row.mean_s if judged.by_mean else row.quantile_s for row in rows)
-        parts.append(f"{over}{c.cause} owns {percent(owned / moved if moved else None)}")
+        parts.append(f"{over}{c.cause} owns {share_of(owned / moved if moved else None)}")
     said = f"{listing(parts)} of {'the change of the mean' if judged.by_mean else 'the change'}" if parts else ""
     beside = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
     if beside and case.traffic is not None:

@@ -67,6 +67,12 @@ def percent(value: float | None) -> str:
     return f"{value * 100:.0f} %" if abs(value) >= 0.0995 else f"{value * 100:.1f} %"
 
 
+def share_of(value: float | None) -> str:
+    """A share of a change: '78 %'; above the whole 'more than all (111 %)', where other parts went the other way."""
+    more = value is not None and math.isfinite(value) and value >= 1.005
+    return f"more than all ({percent(value)})" if more else percent(value)
+
+
 def share_words(cause: Mapping[str, Any], asked: str) -> str:
     """'78 % of the P99 change' of a named cause; 'no share ...' where that change went the other way, or nowhere.
 
@@ -75,7 +81,7 @@ def share_words(cause: Mapping[str, Any], asked: str) -> str:
     if not cause.get("rows", True):
         return "of what is told, not of what was done"
     share = cause["share_p99"]
-    return f"{'no share' if share is None else percent(share)} of the {quantile_name(asked)} change"
+    return f"{'no share' if share is None else share_of(share)} of the {quantile_name(asked)} change"
 
 
 def tentative(verdict: Mapping[str, Any]) -> str:

@@ -14,7 +14,18 @@ import pytest
 from diagnosis.report import render_markdown
 from diagnosis.text import WIDTH, render, summary, table
 from diagnosis.verdict import LedgerRow, confidence_word
-from diagnosis.wording import interval, listing, metric_name, number, percent, quantile_name, seconds, signed, wrapped
+from diagnosis.wording import (
+    interval,
+    listing,
+    metric_name,
+    number,
+    percent,
+    quantile_name,
+    seconds,
+    share_of,
+    signed,
+    wrapped,
+)
 from tests.verdicts import change, named, verdict
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -200,6 +211,15 @@ def test_seconds(value: float | None, text: str) -> None:
 def test_percent(value: float | None, text: str) -> None:
     """One digit more below ten percent."""
     assert percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.78, "78 %"), (1.004, "100 %"), (1.11, "more than all (111 %)"), (-0.2, "-20 %"), (None, "unknown")],
+)
+def test_shares(value: float | None, text: str) -> None:
+    """More than the whole is said, since it looks like a mistake otherwise."""
+    assert share_of(value) == text
 
 
 @pytest.mark.parametrize(
