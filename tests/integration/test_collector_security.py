@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -205,16 +206,20 @@ def test_bodies_of_questions_are_bounded_too(guarded: Collector) -> None:
 
 
 def test_page_allows_nothing_from_elsewhere(tmp_path: Path) -> None:
-    """No scripts, no frames, styles by nonce; names that senders invent are escaped."""
+    """No script but the collector's own, none inline, no frames; names that senders invent are escaped, live too."""
     with running(tmp_path / "kvscope.duckdb") as collector:
         collector.post({"step": [step_row(1, worker="<script>alert(1)</script>")]}, source="<b>").raise_for_status()
         answer = collector.client.get("/")
         policy = answer.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; style-src 'nonce-")
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
         assert "frame-ancestors 'none'" in policy
-        nonce = policy.partition("nonce-")[2].partition("'")[0]
-        assert f'<style nonce="{nonce}">' in answer.text
-        assert "<script" not in answer.text
+        assert "unsafe-eval" not in policy
+        scripts = re.findall(r"<script[^>]*>(.*?)</script>", answer.text)
+        assert scripts
+        assert not any(scripts), "an inline script"
         assert "&lt;script&gt;" in answer.text
         assert "&lt;b&gt;" in answer.text
-        assert nonce not in collector.client.get("/").text
+        with collector.client.stream("GET", "/live") as stream:
+            told = next(line for line in stream.iter_lines() if line.startswith("data:"))
+        assert "&lt;script&gt;" in told
+        assert "<script" not in told
