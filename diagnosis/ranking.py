@@ -178,7 +178,13 @@ def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case
     known = {row.name: row for row in case.attribution.rows}
     more = sum(known[row].mean_s if judged.by_mean else known[row].quantile_s for row in rows)
     words = listing([ROWS[row] for row in rows])
-    said = Evidence(f"{in_seconds(abs(more))} of it followed from this, for no more requests came: {words}", more, "s")
+    largest = max(rows, key=lambda row: abs(known[row].mean_s))
+    said = Evidence(
+        f"{in_seconds(abs(more))} of it followed from this, for no more requests came: {words}",
+        more,
+        "s",
+        request_ids=case.worst_requests(largest),
+    )
     return [
         replace(
             each,

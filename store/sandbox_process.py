@@ -52,11 +52,11 @@ class Child:
         self._finalizer()
 
     def last_words(self) -> str:
-        """What a dead child left on its error stream."""
+        """What a dead child left on its error stream; nothing where another thread has let go of it."""
         if self.process.stderr is None:
             return ""
-        os.set_blocking(self.process.stderr.fileno(), False)
         with contextlib.suppress(OSError, ValueError):
+            os.set_blocking(self.process.stderr.fileno(), False)
             return (self.process.stderr.read(4096) or b"").decode(errors="replace").strip()
         return ""
 
