@@ -162,14 +162,17 @@ def test_the_summary_counts_what_the_server_counted(story: Story) -> None:
 
 
 def test_timings_of_the_answers_sum_to_the_servers_counters(story: Story) -> None:
-    """What each client was told, as columns: tokens and seconds add up to what the server counted."""
+    """What each client was told, as columns: tokens add up to what the server counted, seconds to no less.
+
+    On a crowded machine the server tells a client of waits between two batches that its counter leaves out.
+    """
     told = [timings_columns(one["timings"]) for one in story.answers]
     assert sum(one["computed_tokens"] for one in told) == story.gain("prompt_tokens_total")
     assert sum(one["cached_tokens"] for one in told) == story.gain("prompt_tokens_cached_total")
     assert sum(one["output_tokens"] for one in told) == story.gain("tokens_predicted_total")
-    assert sum(one["prefill_s"] for one in told) == pytest.approx(
-        story.gain("prompt_seconds_total"), rel=0.01, abs=0.01
-    )
+    counted_s = story.gain("prompt_seconds_total")
+    assert counted_s > 0
+    assert sum(one["prefill_s"] for one in told) >= 0.99 * counted_s - 0.01
     for one, answer in zip(told, story.answers, strict=True):
         assert one["prompt_tokens"] == answer["usage"]["prompt_tokens"]
         assert one["cached_tokens"] == answer["usage"]["prompt_tokens_details"]["cached_tokens"]

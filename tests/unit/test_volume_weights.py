@@ -162,7 +162,8 @@ def test_blocks_of_a_sample_are_estimated(store: Store) -> None:
     """One block of ten: 2 stored are 20, 1 evicted is 10, which was stored again; a reset is told whole."""
     rows = [block("stored", 1, 0, 0.1), block("evicted", 1, 1, 0.1), block("stored", 1, 2, 0.1)]
     put(store, block=[*rows, {**block("cleared", 0, 3, None), "block_hash": None}])
-    assert block_totals(store, Window()) == {"stored": 20, "evicted": 10, "cleared": 1}
+    no_tier = {"tier_taken": 0, "tier_given_up": 0, "tier_loaded": 0}
+    assert block_totals(store, Window()) == {"stored": 20, "evicted": 10, "cleared": 1} | no_tier
     assert (restored_blocks(store, Window()), block_rate(store, Window())) == (10, 0.1)
 
 
