@@ -87,7 +87,7 @@ class MetricsPage:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics for who accepts it, else Prometheus' text format."""
         if any(part.partition(";")[0].strip() == "application/openmetrics-text" for part in accept.split(",")):
-            page: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            page: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]  # the library has no types here
             return page, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 

@@ -115,7 +115,7 @@ def report(
         metric = of_alert.get("metric", metric)
     asked = Question(baseline, suspect, metric, quantile, vantage, store, url, token, seed, bundle, from_bundle, True)
     document, incident = case_of(asked)
-    assert incident is not None
+    assert incident is not None, "it was asked for with the verdict"
     try:
         output.write_text(renderer(document, incident, version=_version()), encoding="utf-8")
     except OSError as error:

@@ -173,7 +173,7 @@ def sharing(verb: Callable[..., None]) -> Callable[..., None]:
     ]
     first = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own]
     told = [*(one for one in first if one.name != "json"), *both, *(one for one in first if one.name == "json")]
-    command.__signature__ = Signature(told)  # type: ignore[attr-defined]
+    command.__signature__ = Signature(told)  # type: ignore[attr-defined]  # what typer reads
     command.__annotations__ = {one.name: one.annotation for one in told}
     return command
 

@@ -94,7 +94,7 @@ def _running(facts: Facts) -> float | None:
 def _subject(case: Case) -> tuple[str, str | None]:
     """The decode worker where four fifths of the seconds were waited, where there are several; else the fleet."""
     moves = case.suspect.handover
-    assert moves is not None
+    assert moves is not None, "seconds of a hand-over come from hand-overs"
     waited = np.bincount(moves.worker[moves.moved], moves.parts[ROW][moves.moved], minlength=len(moves.worker_names))
     most = int(waited.argmax())
     return ("worker", moves.worker_names[most]) if waited[most] >= 0.8 * waited.sum() else ("fleet", None)

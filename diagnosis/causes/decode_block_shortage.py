@@ -103,7 +103,7 @@ def _used_sql(case: Case) -> str:
 def _subject(case: Case) -> tuple[str, str | None]:
     """The decode worker where four fifths of the seconds were waited, else the fleet."""
     moves = case.suspect.handover
-    assert moves is not None
+    assert moves is not None, "seconds of a hand-over come from hand-overs"
     seconds_of = np.bincount(
         moves.worker[moves.moved], moves.parts[ROW][moves.moved], minlength=len(moves.worker_names)
     )

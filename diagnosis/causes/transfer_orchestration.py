@@ -36,7 +36,7 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
     if not found.grew:
         return Excluded(quiet(case, found, "hand-overs in which nothing moved and nothing was in the way"))
     now = case.suspect.handover
-    assert now is not None
+    assert now is not None, "seconds of a hand-over come from hand-overs"
     evidence = [
         cost(case, ROW, "waiting while nothing was in the way", found),
         Evidence(

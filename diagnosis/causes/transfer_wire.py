@@ -33,7 +33,7 @@ def transfer_wire(case: Case) -> Claim | Excluded | None:
     if not found.grew:
         return Excluded(quiet(case, found, "bytes on the wire, with the wait for the link,"))
     now, base = case.suspect.handover, case.base.handover
-    assert now is not None
+    assert now is not None, "seconds of a hand-over come from hand-overs"
     evidence = [
         cost(case, ROW, "the wire, with the wait for the link,", found),
         Evidence(
