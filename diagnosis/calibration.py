@@ -1,12 +1,14 @@
 """Numbers that were measured and not chosen: thresholds from runs in which nothing was wrong, confidence from runs with known faults.
 
 They are kept in `calibration.toml`, which `kvscope lab calibrate` writes, each with its origin. A threshold is declared beside the
-cause that uses it, with the least that is material at all; what null runs reach by chance raises it. A cause that is not in the
-file yet is judged by its least. Invariant: confidence is a monotone function of the certainty it is read off.
+cause that uses it, with the least that is material at all and why; what null runs reach by chance raises it. A cause that is not in
+the file yet is judged by its least. What is no threshold of a comparison but a definition (what a stall is, how many steps make a median)
+stands beside its use, with what it means. Invariant: confidence is a monotone function of the certainty it is read off.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -29,41 +31,48 @@ _declared: dict[str, Threshold] = {}
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A statistic of a pair of windows has to reach `value` before a cause may stand on it.
+    """A statistic of a window or of a pair of them has to reach `value` before a judgement may stand on it.
 
-    least    what is material whatever the noise, in `unit`
+    least    what is material whatever the noise, in `unit`; why: what makes it material
     """
 
     name: str
     least: float
     unit: str
     says: str
+    why: str
 
     @property
     def value(self) -> float:
         told = measured()["thresholds"].get(self.name)
         return self.least if told is None else max(self.least, float(told["value"]))
 
-    def is_reached(self, statistic: float) -> bool:
-        """Whether it stands out; whoever listens is told the statistic."""
+    def note(self, statistic: float) -> None:
+        """Tell whoever listens the statistic: where it is worked out and another rule decides, or where there was nothing (0)."""
         heard = _heard.get()
         if heard is not None and math.isfinite(statistic):
-            heard[self.name] = max(statistic, heard.get(self.name, -math.inf))
-        return statistic >= self.value
+            heard[self.name] = max(float(statistic), heard.get(self.name, -math.inf))
+
+    def is_reached(self, statistic: float) -> bool:
+        """Whether it stands out; whoever listens is told the statistic."""
+        self.note(statistic)
+        return bool(statistic >= self.value)
 
 
-def threshold(name: str, *, least: float, unit: str, says: str) -> Threshold:
+def threshold(name: str, *, least: float, unit: str, says: str, why: str = "") -> Threshold:
     """Declare one; a name is used once."""
-    found = Threshold(name, least, unit, says)
+    found = Threshold(name, least, unit, says, why)
     assert _declared.setdefault(name, found) == found, f"two thresholds are called {name}"
     return found
 
 
 def declared() -> Mapping[str, Threshold]:
-    """All thresholds of the causes, by name."""
+    """All thresholds of the causes, the hotspots and the checks, by name."""
     from diagnosis.cause import all_causes
 
     all_causes()
+    for name in ("judge", "hotspots.judge"):  # what these are made of declares the rest
+        importlib.import_module(f"diagnosis.{name}")
     return dict(sorted(_declared.items()))
 
 

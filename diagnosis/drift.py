@@ -16,6 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.facts import F64
 
 BLOCKS = 8
@@ -26,8 +27,15 @@ SPANS = 16
 """Spans of time in which a spell is looked for. Its borders fall into spans, so the one before and the one behind it count as neither."""
 SPELL_SIGMAS = 6.0
 """Standard errors that a spell has to stand out by, from its own window and from the other."""
+SPELL = threshold(
+    "slow_spell.above_noise",
+    least=1.0,
+    unit="ratio",
+    says="rise of step time in a spell that is long and high enough over what scatter between spans explains",
+    why="as far as scatter reaches in 999 of 1,000 quiet pairs (drift.SPELL_SIGMAS)",
+)
 SPELL_FLOOR = 0.20
-"""Relative rise of step time below which no spell is spoken of."""
+"""Relative rise of step time below which no spell is spoken of: twice what a whole window has to be slower by, for spells are chosen."""
 REST = 0.10
 """Relative rise of the rest of the window from which on it is the whole that is slower, and no spell of it."""
 MIN_SPANS = 3
@@ -98,6 +106,7 @@ def spell(slow: Drift, other: Drift) -> Spell | None:
     least = np.inf
     if min(len(slow), len(other)) < SPANS // 2:
         return None
+    SPELL.note(0.0)
     for first, stop in combinations(range(len(slow) + 1), 2):
         inside = slow.effect[first:stop]
         outside = np.concatenate([slow.effect[: max(first - 1, 0)], slow.effect[stop + 1 :]])
@@ -108,9 +117,11 @@ def spell(slow: Drift, other: Drift) -> Spell | None:
         sd = np.sqrt(spread / (sum(map(len, groups)) - len(groups)))
         rises = [float(inside.mean() - group.mean()) for group in groups[1:]]
         noises = [float(SPELL_SIGMAS * sd * np.sqrt(1 / len(inside) + 1 / len(group))) for group in groups[1:]]
-        stands_out = all(rise > max(noise, np.log1p(SPELL_FLOOR)) for rise, noise in zip(rises, noises, strict=True))
         rest_is_usual = float(outside.mean() - other.effect.mean()) < np.log1p(REST)
-        if stands_out and rest_is_usual and spread < least:
+        if min(rises) <= np.log1p(SPELL_FLOOR) or not rest_is_usual:
+            continue
+        above = min(rise / max(noise, 1e-12) for rise, noise in zip(rises, noises, strict=True))
+        if SPELL.is_reached(above) and spread < least:
             least = spread
             half = float(inside.mean() + outside.mean()) / 2
             begin, end = first, stop  # spans at its borders belong to it where most of each was slow

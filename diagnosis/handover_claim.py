@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Evidence, rate_per_s
+from diagnosis.causes.load_step import GROWTH, STANDS_OUT
 from diagnosis.clocks import moved
 from diagnosis.evidence_sql import event_where, text
 from diagnosis.facts import Facts, HandoverFacts
@@ -16,10 +18,23 @@ from diagnosis.load_requests import reach
 from diagnosis.wording import number, seconds
 
 BY_TRANSFERS = "each transfer beside those of the same link and the steps of the worker that took it"
-DUST_S = 0.001
-"""A rise of the mean of a hand-over below this is a scheduler's own scatter."""
-MORE_LOAD, MIN_Z = 0.10, 3.0
-"""Growth of the arrivals, and its standard errors, from which on more load explains a queue."""
+RISES = {
+    row: threshold(
+        f"{row}.rise",
+        least=0.001,
+        unit="s",
+        says=f"rise of the mean of a hand-over's {what}",
+        why="less is a scheduler's own scatter",
+    )
+    for row, what in (
+        ("transfer_wire", "seconds on the wire and behind others on it"),
+        ("transfer_orchestration", "seconds in which nothing moved and nothing was in the way"),
+        ("transfer_failures", "seconds that failed attempts cost"),
+        ("decode_block_shortage", "wait for blocks at the decode worker"),
+        ("decode_queue", "wait for a seat at the decode worker"),
+    )
+}
+"""By how much a part of a hand-over has to grow, by its row."""
 BETWEEN = (
     "source_worker <> target_worker AND NOT starts_with(source_worker, target_worker || '/') "
     "AND NOT starts_with(target_worker, source_worker || '/')"
@@ -31,13 +46,14 @@ BETWEEN = (
 class Spent:
     """Seconds of one part of a hand-over: mean over the requests that were handed over, now and in the baseline (None: none there)."""
 
+    row: str
     now_s: float
     before_s: float | None
     num: int
 
     @property
     def grew(self) -> bool:
-        return self.now_s - (self.before_s or 0.0) >= DUST_S
+        return RISES[self.row].is_reached(self.now_s - (self.before_s or 0.0))
 
 
 def spent(case: Case, row: str) -> Spent | None:
@@ -45,7 +61,7 @@ def spent(case: Case, row: str) -> Spent | None:
     now, before = case.suspect.handover, case.base.handover
     if now is None:
         return None
-    return Spent(_mean(now, row), None if before is None else _mean(before, row), int(now.moved.sum()))
+    return Spent(row, _mean(now, row), None if before is None else _mean(before, row), int(now.moved.sum()))
 
 
 def quiet(case: Case, found: Spent, what: str) -> str:
@@ -107,7 +123,7 @@ def load_grew(case: Case) -> str | None:
     """How many more requests arrived in all, where that is more than chance and than a tenth; else None."""
     before, now = rate_per_s(case.base), rate_per_s(case.suspect)
     z = math.log(now / before) / math.sqrt(1 / len(case.base.requests) + 1 / len(case.suspect.requests))
-    if now / before - 1.0 < MORE_LOAD or z <= MIN_Z:
+    if now / before - 1.0 < GROWTH.value or z < STANDS_OUT.value:
         return None
     return f"{number(now)} requests/s ({number(before)} in the {case.base_word})"
 

@@ -19,7 +19,11 @@ from diagnosis.facts import F64, I64, Facts, SharingFacts, rows_by_code
 LOOKED_AT: Final = 2000
 """Requests of a window whose chains are compared."""
 FELL = threshold(
-    "prompt_uncacheable.fell", least=0.3, unit="relative", says="fall of the tokens that prompts have in common"
+    "prompt_uncacheable.fell",
+    least=0.3,
+    unit="relative",
+    says="fall of the tokens that prompts have in common",
+    why="what prompts share differs so much between two hours of one traffic",
 )
 
 

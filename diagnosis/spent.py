@@ -17,17 +17,35 @@ from diagnosis.timeline import Spent, sum_of
 from diagnosis.work_model import WorkModel
 
 LONG_PREFILL = 4.0
-
-
 LONG_PREFILL_TOKENS = 1024
 """A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
 
 
 REUSE_LOST = threshold(
-    "reuse_lost.share", least=0.05, unit="ratio", says="prompt tokens that the other window's hit rate would have found"
+    "reuse_lost.share",
+    least=0.05,
+    unit="ratio",
+    says="prompt tokens that the other window's hit rate would have found",
+    why="a twentieth of the prompts: counters are scraped at other instants than requests begin",
 )
 
 
+COLD = threshold(
+    "cold_start.shortfall",
+    least=0.01,
+    unit="ratio",
+    says="share of the prompts that is found less in the cold period than outside it",
+    why="a hundredth of the prompts' tokens is no second of anybody's",
+)
+COLD_STANDS_OUT = threshold(
+    "cold_start.standard_errors",
+    least=3.0,
+    unit="standard errors",
+    says="how far that shortfall is from two samples of one rate",
+    why="one in 700 pairs of equal rates is as far apart",
+)
+COLD_FEWEST = 10
+"""Requests inside the cold period, and outside it, before their means are compared."""
 COLD_PERIOD_S = 60.0
 """How long after a start (or a cache reset) misses are put down to the empty cache, at most."""
 AT_ONCE_S = 1.0
@@ -149,11 +167,11 @@ def _cold_tokens(facts: Facts) -> F64:
         later = min((s for s in starts if s > start + AT_ONCE_S), default=facts.end_s)
         cold |= (r.arrival_s >= start) & (r.arrival_s <= start + min(COLD_PERIOD_S, (later - start) / 2.0))
     inside, outside = share[cold & np.isfinite(share)], share[~cold & np.isfinite(share)]
-    if min(len(inside), len(outside)) < 10:
+    if min(len(inside), len(outside)) < COLD_FEWEST:
         return out
     shortfall = float(outside.mean() - inside.mean())
     error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
-    if shortfall > max(3 * error, 0.01):
+    if COLD.is_reached(shortfall) and COLD_STANDS_OUT.is_reached(shortfall / max(error, 1e-12)):
         missing = np.nan_to_num(np.clip(outside.mean() - share[cold], 0.0, 1.0))
         out[cold] = missing * min(1.0, shortfall / max(float(missing.mean()), 1e-9)) * prompt[cold]
     return np.nan_to_num(out)

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64, Bool, Facts, StepFacts
 from diagnosis.work_model import MIN_LEVEL, fit_nonnegative
 
@@ -21,8 +22,13 @@ LEAST_S: Final = 0.01
 """Time beyond a step's work that is more than scatter."""
 LONGER: Final = 0.3
 """The same as a share of its work."""
-FEWEST: Final = 3
-"""Steps that stand out, at least."""
+STANDING: Final = threshold(
+    "step_reasons.steps",
+    least=3,
+    unit="steps",
+    says="steps of a window that stand out and share a reason",
+    why="two that share something may do so by chance",
+)
 CLEAR: Final = 0.7
 """Share of the steps that stand out which the reason has to have."""
 OFTEN: Final = 0.5
@@ -30,6 +36,7 @@ OFTEN: Final = 0.5
 CLASSES: Final = (1, 16, 32, 64, 128, 256, 512)
 """Tokens of a class of shapes that are tried."""
 MOST_SLOTS: Final = 64
+"""Adapters that a worker holds at most: one that was never asked for is as far away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,8 @@ def with_step_extras(base: Facts, suspect: Facts) -> tuple[Facts, Facts]:
 
 def _explained(facts: Facts, fitted: F64) -> Facts:
     steps = None if facts.steps is None else _beyond(facts.steps, fitted)
-    if facts.steps is None or steps is None or int(steps.stands_out.sum()) < FEWEST:
+    if facts.steps is None or steps is None or int(steps.stands_out.sum()) < STANDING.least:
+        STANDING.note(0.0)
         return facts
     extras: dict[str, F64] = {}
     left = steps
@@ -185,4 +193,7 @@ def first_of_class(steps: Steps, size: int) -> Bool:
 def _is_clear(found: Bool, with_reason: Bool, out: Bool) -> bool:
     """Most that stand out have the reason, and most that have it stand out."""
     num = int(found.sum())
-    return num >= FEWEST and num >= CLEAR * int(out.sum()) and num >= OFTEN * int(with_reason.sum())
+    if num < CLEAR * int(out.sum()) or num < OFTEN * int(with_reason.sum()):
+        STANDING.note(0.0)
+        return False
+    return STANDING.is_reached(num)

@@ -22,9 +22,19 @@ from diagnosis.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
-SLOWER = threshold("slow_steps.ratio", least=0.10, unit="relative", says="change of step time at equal work")
+SLOWER = threshold(
+    "slow_steps.ratio",
+    least=0.10,
+    unit="relative",
+    says="change of step time at equal work",
+    why="machines of one kind differ by a few percent",
+)
 ABOVE_DRIFT = threshold(
-    "slow_steps.above_drift", least=1.0, unit="ratio", says="that change over what drift inside the windows explains"
+    "slow_steps.above_drift",
+    least=1.0,
+    unit="ratio",
+    says="that change over what drift inside the windows explains",
+    why="as far as drift reaches in 98 of 100 quiet pairs (drift.SIGMAS)",
 )
 
 

@@ -19,6 +19,7 @@ GROWTH = threshold(
     least=0.05,
     unit="share of the pool",
     says="rise of the blocks in use while little runs, over a window",
+    why="a few long requests hold as much of a pool, and end",
 )
 MIN_STEPS = 10
 """Steps that each part needs."""

@@ -12,7 +12,13 @@ from diagnosis.overheads import BEYOND, lookup_parts
 from diagnosis.pace import decoding_at
 from diagnosis.wording import number, percent, seconds
 
-RISE = threshold("cache_lock_contention.rise", least=0.0005, unit="s", says="rise of the mean wait of a look-up")
+RISE = threshold(
+    "cache_lock_contention.rise",
+    least=0.0005,
+    unit="s",
+    says="rise of the mean wait of a look-up",
+    why="less than a tenth of a short step, and far above a look-up in a table",
+)
 FEWEST = 20
 """Look-ups on either side before busy and quiet moments are compared."""
 

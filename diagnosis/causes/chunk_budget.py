@@ -12,7 +12,11 @@ from diagnosis.facts import Facts
 from diagnosis.wording import number, percent, seconds
 
 MORE_CHUNKS = threshold(
-    "chunk_budget.ratio", least=1.5, unit="ratio", says="steps for as many prompt tokens over the baseline's"
+    "chunk_budget.ratio",
+    least=1.5,
+    unit="ratio",
+    says="steps for as many prompt tokens over the baseline's",
+    why="half as many steps again: the rest of a prompt makes one more or less",
 )
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.pace import running_of
 from diagnosis.wording import number, seconds
+
+FULLER = threshold(
+    "decode_bandwidth.fuller",
+    least=0.10,
+    unit="relative",
+    says="growth of the sequences in a sequence's step",
+    why="a batch that is a tenth fuller makes a step longer by less than that",
+)
 
 
 @cause("decode_bandwidth", needs=("request.token_ns|step.decode_tokens|request.decode_s",), rows=("decode_bandwidth",))
@@ -27,7 +36,7 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
     running_b, running_s = case.model.decoding
     if running_b is None or running_s is None:
         return None
-    if running_s <= running_b * 1.1:
+    if not FULLER.is_reached(running_s / max(running_b, 1e-9) - 1.0):
         return Excluded(
             f"batches were not fuller: a sequence's step had {number(running_s)} of them on average ({number(running_b)} in the {case.base_word})"
         )

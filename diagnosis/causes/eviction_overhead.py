@@ -12,7 +12,11 @@ from diagnosis.overheads import EVICTION, overheads
 from diagnosis.wording import number, seconds
 
 LONGER = threshold(
-    "eviction_overhead.ratio", least=1.5, unit="ratio", says="time of an evicted block over the baseline's"
+    "eviction_overhead.ratio",
+    least=1.5,
+    unit="ratio",
+    says="time of an evicted block over the baseline's",
+    why="half as long again: a block more or less beside one that is taken anyway is no other way of evicting",
 )
 MIN_STEPS = 10
 """Steps that evict on either side of a change point."""

@@ -12,10 +12,12 @@ from diagnosis.wording import number, seconds
 
 PARTS = {"frontend_s": "HTTP and parsing", "tokenize_s": "tokenising", "network_s": "between caller and engine"}
 """What the time before the engine is made of; the last is the caller's first token less the engine's, and no column."""
-DUST_S = 0.001
-"""A rise of one part below this is a server's own scatter."""
 RISE = threshold(
-    "front_end.rise", least=DUST_S, unit="s", says="rise of the mean time before the engine, beyond the rest of a step"
+    "front_end.rise",
+    least=0.001,
+    unit="s",
+    says="rise of the mean time before the engine, beyond the rest of a step",
+    why="one part of it scatters as much in a server that is idle",
 )
 
 
@@ -60,7 +62,7 @@ def front_end(case: Case) -> Claim | Excluded | None:
     ]
     for name in known:
         mean, before = (float(np.nanmean(facts.requests.get(name))) for facts in (case.suspect, case.base))
-        if mean - before < DUST_S:
+        if mean - before < RISE.least:  # evidence is what is material, whatever chance does
             continue
         sql = None if name == "network_s" else request_sql(case, case.suspect, f"avg({name}) AS mean_s", name)
         evidence.append(

@@ -10,7 +10,13 @@ from diagnosis.evidence_sql import request_sql
 from diagnosis.overheads import lookup_parts
 from diagnosis.wording import number, seconds
 
-RISE = threshold("lookup_overhead.rise", least=0.0005, unit="s", says="rise of the mean look-up")
+RISE = threshold(
+    "lookup_overhead.rise",
+    least=0.0005,
+    unit="s",
+    says="rise of the mean look-up",
+    why="less than a tenth of a short step, and far above a look-up in a table",
+)
 
 
 @cause("lookup_overhead", needs=("request.cache_lookup_s",), rows=("lookup_overhead",))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import DUST_S, busy_share, busy_sql, load_grew, spent
+from diagnosis.handover_claim import busy_share, busy_sql, load_grew, spent
 from diagnosis.sampled import total
 from diagnosis.wording import number, percent, seconds
 
 ROWS = ("queue_load", "queue_seats", "queue_budget", "shared_prefill")
+RISE = threshold(
+    "prefill_backlog.rise",
+    least=0.001,
+    unit="s",
+    says="rise of the mean queue at the prefill workers",
+    why="less is a scheduler's own scatter",
+)
 
 
 @cause("prefill_backlog", needs=("transfer.wait_s", "request.queue_s"), rows=ROWS)
@@ -42,7 +50,7 @@ def prefill_backlog(case: Case) -> Claim | Excluded | None:
         + ("" if before is None else f" ({seconds(before)} in the {case.base_word})")
         + f"; at the decode workers it was {seconds(found.now_s)}{then}"
     )
-    if queue - (before or 0.0) < DUST_S:
+    if not RISE.is_reached(queue - (before or 0.0)):
         return Excluded(said)
     grown = load_grew(case)
     if grown is not None:

@@ -15,6 +15,7 @@ SHARE = threshold(
     least=0.01,
     unit="ratio",
     says="share of a step that recording takes, more than in the baseline",
+    why="what recording may take of a step",
 )
 
 

@@ -17,7 +17,11 @@ GONE = 0.5
 LITTLE = 0.05
 """Share of the prompts that the tier saves, up to which what it saves is next to nothing."""
 COSTS = threshold(
-    "tier_saves_nothing.cost", least=0.001, unit="s", says="rise of what loads and look-ups cost a request"
+    "tier_saves_nothing.cost",
+    least=0.001,
+    unit="s",
+    says="rise of what loads and look-ups cost a request",
+    why="a caller feels no less than a millisecond",
 )
 LOST = ("premature_eviction", "admission_blocked_on_blocks", "preemption_recompute")
 """Rows in which what the tier no longer saves shows: computed again, and waiting for blocks that are held for longer."""

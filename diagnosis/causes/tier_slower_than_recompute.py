@@ -12,13 +12,24 @@ from diagnosis.facts import F64, Bool, Facts
 from diagnosis.tiers import held_share, loads, read_per_request, token_cost_s
 from diagnosis.wording import bandwidth, number, percent, seconds
 
-RISE = threshold("tier_slower_than_recompute.rise", least=0.001, unit="s", says="rise of the mean load of a request")
+RISE = threshold(
+    "tier_slower_than_recompute.rise",
+    least=0.001,
+    unit="s",
+    says="rise of the mean load of a request",
+    why="a caller feels no less than a millisecond",
+)
 MOST = 0.5
 """Share of the additional seconds that loads slower than recomputing must carry."""
 
 
-HELD = 0.05
-"""Share of the device's blocks that loads under way hold, from which on others wait for blocks because of them."""
+HELD = threshold(
+    "tier_slower_than_recompute.held",
+    least=0.05,
+    unit="share of the pool",
+    says="blocks that loads under way hold, where it is twice as many as in the baseline, before others wait for them",
+    why="a pool that is a twentieth smaller makes hardly anybody wait",
+)
 
 
 @cause("tier_slower_than_recompute", needs=("request.kv_load_s",), rows=("tier_load", *LOST))
@@ -43,6 +54,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     mean, mean_before = float(spent.mean()), float(before.mean())
     load_s, tokens, num_bytes = loads(case.suspect)
     usual, usual_before = _mean(load_s), _mean(loads(case.base)[0])
+    held = _held(case)
     if not RISE.is_reached(mean - mean_before):
         return Excluded(
             f"loads from a tier cost a request {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})"
@@ -77,7 +89,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
         evidence.append(_slower(case.suspect, load_s, computing_s, slower))
     if cost is not None and np.isfinite(num_bytes).any():
         evidence.append(_break_even(case.suspect, load_s, tokens, num_bytes, cost))
-    others = [told for told in (_held(case), _saved_less(case)) if told is not None]
+    others = [told for told in (held, _saved_less(case)) if told is not None]
     rows = ("tier_load", *lost_rows(case)) if others else ("tier_load",)
     evidence += others
     strength = 1.0 if slower.any() else 0.6
@@ -87,7 +99,9 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
 def _held(case: Case) -> Evidence | None:
     """Blocks that loads under way hold, where they are so many more than before that others wait for them, or are pushed out."""
     now, before = held_share(case.suspect), held_share(case.base)
-    if now is None or before is None or now < HELD or now < 2.0 * before or len(lost_rows(case)) < len(LOST):
+    if now is None or before is None:
+        return None
+    if not HELD.is_reached(now if now >= 2.0 * before else 0.0) or len(lost_rows(case)) < len(LOST):
         return None
     return Evidence(
         f"KV under way held {percent(now)} of the device's blocks ({percent(before)} in the {case.base_word}), in pools as large as before: who "

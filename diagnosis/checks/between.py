@@ -18,6 +18,7 @@ from diagnosis.wording import number, percent
 LEAST = 0.10
 """Quantile of prefill seconds a prompt token: requests that shared their steps with nobody."""
 FEWEST = 50
+"""Requests that tell their prefill, or their decoding, before the tenth that is least disturbed is looked at."""
 HAD = 0.20
 """Hit rate of the other window from which on its loss must show in the times."""
 SHOWN = 0.3

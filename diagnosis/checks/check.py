@@ -6,10 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-TOLERANCE: Final = 0.05
-"""Relative difference of two counts of the same thing that scraping once a second explains."""
-RARE: Final = 0.01
-"""Share of the requests up to which something that cannot be is an accident, and beyond which it is a contradiction."""
+from diagnosis.calibration import threshold
+
+TOLERANCE: Final = threshold(
+    "checks.tolerance",
+    least=0.05,
+    unit="relative",
+    says="difference of two counts of the same thing, half of what makes them disagree",
+    why="a counter is scraped at other instants than requests begin and end: once a second, a twentieth of a short window",
+)
+RARE: Final = threshold(
+    "checks.rare",
+    least=0.01,
+    unit="share of requests",
+    says="requests of which something is told that cannot be, before it is a contradiction and no accident",
+    why="a row in a hundred is cut short by a restart or a batch that was lost",
+)
 NOTHING: Final[frozenset[str]] = frozenset()
 
 
@@ -44,6 +56,19 @@ class Check:
         if self.touches is None:
             return True
         return any(all(option in self.touches for option in need.split("|")) for need in needs)
+
+
+def is_rare(share: float, beside: float = 0.0) -> bool:
+    """Whether so few requests tell what cannot be that it is an accident. beside: share of which that is known already."""
+    RARE.note(share - beside)
+    return share <= RARE.value + beside
+
+
+def differ(one: float, other: float, *, least: float, error: float) -> bool:
+    """Whether two counts of one thing differ by more than `least`, their sampling `error`, and what scraping explains."""
+    beyond, larger = abs(one - other) - error, max(one, other)
+    TOLERANCE.note(beyond / (2 * larger) if beyond > least else 0.0)
+    return beyond > max(least, 2 * TOLERANCE.value * larger)
 
 
 NUMBERS_OF_REUSE: Final[Mapping[str, frozenset[str]]] = {

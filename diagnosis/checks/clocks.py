@@ -11,13 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check
+from diagnosis.calibration import threshold
+from diagnosis.checks.check import NOTHING, TOLERANCE, Check, is_rare
 from diagnosis.checks.delivery import lost_share
 from diagnosis.facts import F64, Facts
 from diagnosis.wording import listing, number, percent, seconds
 
-ERROR_S = 0.01
-"""Clocks this far apart are told."""
+APART = threshold(
+    "clocks.apart",
+    least=0.01,
+    unit="s",
+    says="how far two clocks are apart, by what they say of the same requests",
+    why="machines that ask one time server agree within milliseconds",
+)
 SPOILS_S = 0.05
 """From this far on what joins instants of two machines is wrong: a block is stored after it was asked for."""
 OUTSIDE = 0.05
@@ -69,7 +75,7 @@ def clocks(facts: Facts) -> Check:
         return Check(
             "clocks", "ok", f"{facts.name}: clocks were not compared; only durations are joined across vantages"
         )
-    status = "warning" if facts.clock_error_s > ERROR_S else "ok"
+    status = "warning" if facts.clock_error_s > APART.value else "ok"
     return Check("clocks", status, f"{facts.name}: clocks agree within {seconds(facts.clock_error_s)}", "clock")
 
 
@@ -89,7 +95,8 @@ def skews(facts: Facts) -> list[Skew]:
             continue
         high, low = nearest_low(way_in), -nearest_low(way_out)
         by = max(low, -high)
-        if by > ERROR_S:
+        APART.note(max(by, 0.0))
+        if by > APART.value:
             found.append(Skew(name, min(low, high), max(low, high), by))
     return sorted(found, key=lambda skew: (-skew.by_s, skew.worker))
 
@@ -109,7 +116,7 @@ def instants(facts: Facts) -> Check | None:
     share = float(early.mean())
     return Check(
         "instants",
-        "contradiction" if share > RARE else "warning",
+        "warning" if is_rare(share) else "contradiction",
         f"{facts.name}: in {number(int(early.sum()))} requests ({percent(share)}) arrival, first token, last token "
         "and end do not follow each other; a latency below zero is left out",
         "clock",
@@ -126,7 +133,7 @@ def token_times(facts: Facts) -> Check | None:
     share = gaps.num_backward / len(facts.requests)
     return Check(
         "token_times",
-        "contradiction" if share > RARE else "warning",
+        "warning" if is_rare(share) else "contradiction",
         f"{facts.name}: in {number(gaps.num_backward)} requests ({percent(share)}) a token is told to have come before the one in "
         "front of it; such gaps are left out",
         "service",  # which of the stream is wrong, its order or its stamps, nobody can say
@@ -147,11 +154,11 @@ def durations(facts: Facts) -> Check | None:
     told, by_instants = told[known], by_instants[known]
     stalled = r.get("stalled_s")[known]
     paused = np.nan_to_num(stalled) + np.nan_to_num(r.get("tail_s")[known])
-    slack = np.maximum(SPOILS_S, 2 * TOLERANCE * told)
+    slack = np.maximum(SPOILS_S, 2 * TOLERANCE.value * told)
     # who does not tell its stalls may leave them out of its decoding
     off = (by_instants < told - slack - paused) | (np.isfinite(stalled) & (by_instants > told + paused + slack))
     share = float(off.mean())
-    if share <= RARE:
+    if is_rare(share):
         return None
     worst = float(np.median(np.abs(by_instants - told)[off]))
     return Check(
@@ -174,8 +181,8 @@ def phases(facts: Facts) -> Check | None:
     known = np.isfinite(ttft) & (ttft >= 0) & (told > 0)
     if not known.any():
         return None
-    more = float(np.mean(told[known] > ttft[known] * (1 + TOLERANCE) + OUTSIDE_S))
-    if more <= RARE:
+    more = float(np.mean(told[known] > ttft[known] * (1 + TOLERANCE.value) + OUTSIDE_S))
+    if is_rare(more):
         return Check("phases", "ok", f"{facts.name}: the phases of requests fit into their TTFT")
     return Check(
         "phases",
@@ -206,7 +213,7 @@ def _inside(facts: Facts, check: str, column: str, end_s: F64, which: str, word:
     if not both.any():
         return None
     early = float(np.mean(client[both] < engine[both] - OUTSIDE_S))
-    if early > RARE + lost_share(facts):
+    if not is_rare(early, lost_share(facts)):
         return Check(
             check,
             "contradiction",
@@ -252,7 +259,8 @@ def _routed_apart(facts: Facts) -> Check | None:
         return None
     usual = float(np.median(list(lags.values())))
     worker, lag = max(lags.items(), key=lambda item: (abs(item[1] - usual), item[0]))
-    if abs(lag - usual) <= ERROR_S:
+    APART.note(abs(lag - usual))
+    if abs(lag - usual) <= APART.value:
         return None
     return Check(
         "clocks",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.checks.check import TOLERANCE, Check
+from diagnosis.checks.check import Check, differ
 from diagnosis.facts import Facts
 from diagnosis.sampled import half_interval, margin, num_requests, rate_of, total
 from diagnosis.wording import number, percent
@@ -15,6 +15,10 @@ FEWEST_SCRAPES = 5
 """Scrapes of a gauge from which on a 0 in all of them means something."""
 IN_USE = 0.10
 """KV usage by steps beside which a gauge at 0 is dead."""
+FEWEST_TOLD = 100
+"""Rows of what a counter counts, beside which one that does not move stands still."""
+FEW_PREEMPTIONS, FEW_EVICTIONS = 3.0, 10.0
+"""So many more or fewer come between the last scrape and the last row."""
 AT_ONCE = 2.0
 """Requests at once, by their own rows, beside which a gauge of running requests at 0 is dead."""
 COUNTED = (
@@ -121,7 +125,7 @@ def still_counters(facts: Facts) -> Check | None:
         if counted is None or counted > 0 or covered < COVERED * facts.duration_s:
             continue
         told = num_requests(facts.requests) if column is None else total(facts.requests, column)
-        if told is None or told < 100:
+        if told is None or told < FEWEST_TOLD:
             continue
         return Check(
             "still_counters",
@@ -142,7 +146,7 @@ def preemptions(facts: Facts) -> Check | None:
     if counted is None or not np.isfinite(told).any():
         return None
     of_all, error = total(facts.requests, "num_preemptions") or 0.0, margin(facts.requests, "num_preemptions")
-    if abs(of_all - counted) > max(3.0, 2 * TOLERANCE * max(of_all, counted)) + error:
+    if differ(of_all, counted, least=FEW_PREEMPTIONS, error=error):
         return Check(
             "preemptions",
             "warning",
@@ -160,7 +164,7 @@ def evictions(facts: Facts) -> Check | None:
         return None
     rate, evicted = facts.blocks.sample_rate or 1.0, facts.blocks.evicted
     error = half_interval(np.ones(round(evicted * rate)), rate)
-    if abs(counted - evicted) > max(10.0, 2 * TOLERANCE * max(counted, evicted)) + error:
+    if differ(counted, evicted, least=FEW_EVICTIONS, error=error):
         return Check(
             "evictions",
             "warning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check
+from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check, is_rare
 from diagnosis.facts import Facts
 from diagnosis.sampled import half_interval, num_requests, rate_of
 from diagnosis.wording import number, percent, seconds
@@ -147,7 +147,7 @@ def joined(facts: Facts) -> Check | None:
     left_out = 1.0 - min((r.engine_rate or 1.0) / rate_of(r), 1.0)  # by sampling: by intention, and evenly
     return Check(
         "engine_rows",
-        "warning" if share > left_out + RARE + 3 * (left_out * (1.0 - left_out) / len(r)) ** 0.5 else "ok",
+        "ok" if is_rare(share, left_out + 3 * (left_out * (1.0 - left_out) / len(r)) ** 0.5) else "warning",
         f"{facts.name}: {percent(share)} of the {r.vantage}'s requests have no engine row; their phases are unknown",
     )
 
@@ -159,7 +159,7 @@ def finished(facts: Facts) -> Check | None:
         return None
     rate = rate_of(facts.requests)
     rows = round(num_requests(facts.requests) + facts.num_warmup / rate)
-    if counted > rows * (1 + 2 * TOLERANCE) + 5 + half_interval(np.ones(round(rows * rate)), rate):
+    if counted > rows * (1 + 2 * TOLERANCE.value) + 5 + half_interval(np.ones(round(rows * rate)), rate):
         return Check(
             "requests",
             "warning",
@@ -179,7 +179,7 @@ def unfinished(facts: Facts) -> Check | None:
     share = facts.num_unfinished / max(len(facts.requests), 1)
     return Check(
         "unfinished",
-        "warning" if share > RARE else "ok",
+        "warning" if share > RARE.value else "ok",
         f"{facts.name}: {facts.num_unfinished} requests ({percent(share)}) failed, were aborted or rejected",
     )
 

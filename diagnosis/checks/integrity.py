@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.checks.check import NOTHING, RARE, Check
+from diagnosis.checks.check import NOTHING, Check, is_rare
 from diagnosis.facts import Facts
 from diagnosis.wording import listing, number, percent
 
@@ -28,7 +28,7 @@ def integrity(facts: Facts) -> Check | None:
     said = listing([f"{number(count)} {name} ({MEANS.get(name, name)})" for name, count in sorted(failed.items())])
     return Check(
         "integrity",
-        "contradiction" if share > RARE else "warning",
+        "warning" if is_rare(share) else "contradiction",
         f"{facts.name}: {number(bad)} checks of tokens failed ({percent(share)}): {said}; latency of wrong answers compares with nothing",
         "service",
         NOTHING,

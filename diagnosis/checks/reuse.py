@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check
+from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check, differ, is_rare
 from diagnosis.checks.delivery import lost_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
@@ -49,7 +49,7 @@ def cached_tokens(facts: Facts) -> Check | None:
     if counted == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0):
         silent = "counter" if counted == 0 else "requests"
         return _between_two(facts, statement, silent, counted if told == 0 else told)
-    agree = abs(told - counted) <= 2 * TOLERANCE * max(told, counted) + error
+    agree = not differ(told, counted, least=0.0, error=error)
     touched = None if agree else NUMBERS_OF_REUSE["counter"] | NUMBERS_OF_REUSE["requests"]
     return Check("cached_tokens", "ok" if agree else "warning", statement, "telemetry", touched)
 
@@ -111,7 +111,7 @@ def caching_flag(facts: Facts) -> Check | None:
 def lookups(facts: Facts) -> Check | None:
     """Nobody finds more than was looked up."""
     counted, asked = (facts.samples.get(name) for name in COUNTERS)
-    if counted is None or asked is None or counted <= asked * (1 + TOLERANCE) + FEWEST_TOKENS:
+    if counted is None or asked is None or counted <= asked * (1 + TOLERANCE.value) + FEWEST_TOKENS:
         return None
     return Check(
         "lookups",
@@ -133,14 +133,14 @@ def token_sums(facts: Facts) -> Check | None:
         return None
     again = np.nan_to_num(r.get("recomputed_tokens"))
     once = np.clip(np.nan_to_num(r.get("computed_tokens")) - again, 0.0, None)
-    slack = prompt * TOLERANCE + (facts.block_size() or 1)
+    slack = prompt * TOLERANCE.value + (facts.block_size() or 1)
     wrong = known & ((cached > prompt + slack) | ((again == 0) & (cached + once > prompt + slack)))
     share = float(wrong.sum() / known.sum())
     if not wrong.any():
         return None
     return Check(
         "token_sums",
-        "contradiction" if share > RARE else "warning",
+        "warning" if is_rare(share) else "contradiction",
         f"{facts.name}: in {percent(share)} of requests cached and computed tokens are more than the prompt has",
         "telemetry",
         NUMBERS_OF_REUSE["requests"],
@@ -157,16 +157,16 @@ def client_tokens(facts: Facts) -> Check | None:
         both = np.isfinite(mine) & np.isfinite(theirs) & r.finished
         if not both.any():
             continue
-        slack = 1.0 + TOLERANCE * np.maximum(mine[both], theirs[both])
+        slack = 1.0 + TOLERANCE.value * np.maximum(mine[both], theirs[both])
         more = float(np.mean(mine[both] > theirs[both] + slack))
         fewer = float(np.mean(mine[both] < theirs[both] - slack))
-        if max(more, fewer) <= RARE + lost_share(facts):
+        if is_rare(max(more, fewer), lost_share(facts)):
             continue
         told = (
             f"{number(float(mine[both].sum()))} by the {r.vantage}, {number(float(theirs[both].sum()))} by the engine"
         )
         # who counts chunks counts fewer tokens than there are; nobody can count more
-        counted = column == "output_tokens" and more <= RARE
+        counted = column == "output_tokens" and more <= RARE.value
         return Check(
             "client_tokens",
             "warning" if counted else "contradiction",
@@ -246,6 +246,6 @@ def _self_hits(facts: Facts, told: float, own: float, counted: float, error: flo
         f"{facts.name}: of the {number(counted)} tokens that the engine counts as hits{rate} {number(own)} are self hits: preempted "
         f"requests found their own blocks again; reuse across requests is {number(told)} tokens{reuse}"
     )
-    if abs(told + own - counted) > 2 * TOLERANCE * max(told + own, counted) + error:
+    if differ(told + own, counted, least=0.0, error=error):
         statement += "; the two do not add up to what the engine counts"
     return Check("cached_tokens", "warning", statement, touches=NUMBERS_OF_REUSE["counter"])

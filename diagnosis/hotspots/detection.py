@@ -27,11 +27,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64
 from diagnosis.hotspots.observed import Observed, Steps
 from diagnosis.hotspots.regret import Regret
 
 INTERVAL_S = 10.0
+"""Time that is judged at once: long enough for some decisions at each worker, short beside what a person waits for an answer."""
 FALSE_ALARMS = 0.01
 """Most of the intervals without a hotspot in which one is told."""
 LONG = 6
@@ -45,18 +47,25 @@ BY_TEST = {
     "belief": 0.001,
 }
 MIN_HARM = 0.1
-"""Regret over what the best alternatives would have cost, from which on a worker's excess is a hotspot."""
+"""Regret over what the best alternatives would have cost, from which on a worker's excess is a hotspot: a tenth is the least that is told of a latency anywhere."""
 THETAS = np.geomspace(0.02, 40.0, 28)
 """Tilts that are tried, for weights whose largest is 1."""
 SLACK = 2.0
 """Requests (or seconds of so many typical prompts) by which a queue must be longer to count as longer."""
 CHUNKS = 5
-MIN_SLOW = 1.15
-"""Times as long as the others' steps: less is no straggler, however certain."""
+"""Parts of an interval whose scatter tells how sure a worker's pace is: `_t_tail` knows up to five."""
+SLOWER = threshold(
+    "hotspot_straggler.slower",
+    least=0.15,
+    unit="relative",
+    says="how much longer a worker's steps take than the others' of the same shape, in an interval where that is no chance",
+    why="machines of one kind differ by a few percent, and a router that goes by queues makes up for a tenth",
+)
 MIN_CHUNK_STEPS = 4
+"""Steps of a part before it tells a pace."""
 TOLERATED_ERRORS = 0.05
-WRONG_TOKENS = 64
-WRONG_RATIO = 0.1
+"""Share of a router's beliefs that blocks which come and go meanwhile make wrong."""
+WRONG_TOKENS, WRONG_RATIO = 64, 0.1
 """A belief is wrong by more than these tokens and this share of the prompt: blocks that come meanwhile are no error."""
 Flags = npt.NDArray[np.bool_]
 
@@ -251,7 +260,10 @@ def pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         spread = np.sqrt(np.nansum(np.square(excess - mean[:, None]), axis=1) / (told - 1))
         t = mean / np.maximum(spread / np.sqrt(told), 1e-6)
         limits = np.array([t_limit(int(n), seen.num_workers) for n in range(CHUNKS + 1)])
-        slow = (told >= 3) & (t >= limits[told]) & (mean >= math.log(MIN_SLOW))
+        certain = (told >= 3) & (t >= limits[told])
+        slow = certain & (np.expm1(mean) >= SLOWER.value)
+    if (told >= 3).any():
+        SLOWER.note(float(np.expm1(mean[certain]).max(initial=0.0)))
     return np.exp(mean), slow
 
 

@@ -14,6 +14,7 @@ from diagnosis.wording import percent, seconds
 from store.interface import Window
 
 WORST = 5
+"""Requests that are named beside a number."""
 
 
 def scope_sql(window: Window) -> str:

@@ -24,6 +24,7 @@ from diagnosis.wording import listing, percent, seconds
 from store.interface import Store, Window
 
 MOST_PREFIXES = 20
+"""Prefixes that are listed, those with most regret first."""
 
 
 def hotspots(store: Store, window: Window, baseline: Window | None = None) -> Hotspots:

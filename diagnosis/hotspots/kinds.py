@@ -27,6 +27,7 @@ from diagnosis.hotspots.regret import Regret
 
 KINDS: Final = ("straggler", "dead_signal", "tie_breaking", "affinity", "stale_index", "unreachable_threshold")
 MIN_CHOICES = 10
+"""Decisions in which a rule has to show: of fewer, one in five goes one way by chance alone."""
 LOOK_AT_NOTHING: Final = frozenset(("round_robin", "random"))
 """Policies that read no load: a constant one costs them nothing."""
 SAME_PLACE_P = 0.001
@@ -36,8 +37,8 @@ KEY_STAYS = 0.9
 KEY_SHARE = 0.3
 """Share of a worker's decisions that one prefix (or longest matches) must be to be the reason."""
 MIN_CHANCES = 30
-CHANCE_TOKENS = 64
-CHANCE_RATIO = 0.3
+"""Decisions that could go by prefix, before a router that does not is told of: standard errors of a share need as many."""
+CHANCE_TOKENS, CHANCE_RATIO = 64, 0.3
 """A decision could go by prefix where one worker was believed to hold so many tokens, and this share of the prompt, more than another."""
 
 

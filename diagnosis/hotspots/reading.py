@@ -29,7 +29,9 @@ NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
 MAX_CELLS = 32_000_000
 """Decisions times workers that are judged at once: some 2 GB."""
 MAX_SPAN_S = 24 * 3600.0
+"""Longest window that is judged at once."""
 WARMUP_REACH_NS = 60_000_000_000
+"""How far from the window a warm-up row of a request is looked for."""
 
 
 def read(store: Store, window: Window) -> Observed:

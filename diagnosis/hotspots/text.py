@@ -12,8 +12,10 @@ from typing import Any
 from diagnosis.wording import number, percent, seconds, wrapped
 
 WIDTH = 80
+"""Columns of the text."""
 STATUS = {"hotspots": "HOTSPOT", "none": "NO HOTSPOT", "not_observable": "NOT OBSERVABLE HERE"}
 MOST_ROWS = 10
+"""Lines of a table; the rest is in the document."""
 
 
 def render(document: Mapping[str, Any], *, sql: bool = True, width: int = WIDTH) -> str:
