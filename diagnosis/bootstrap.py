@@ -25,6 +25,7 @@ LOWEST_LEVEL = 0.25  # but the level stays in the upper quarter
 LONGER = 1.5  # short blocks make intervals too narrow, long ones only make them less steady: lean to the safe side
 MAX_BLOCKS = 5000  # more blocks cost time and tell nothing more about the spread
 CHUNK_ELEMENTS = 250_000
+"""Numbers of replicates that are held at once: so many stay in a cache."""
 
 
 @dataclass(frozen=True, slots=True)

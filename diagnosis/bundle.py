@@ -34,6 +34,7 @@ from store.open import open_store
 
 T = TypeVar("T")
 FORMAT = 1
+"""Of the files that are written; newer ones are refused."""
 LOOKBACK_NS = PAST_NS
 """What came before a live window and may still matter: the life of blocks, marks, steps that began earlier."""
 MAX_BYTES = 4 << 30

@@ -35,6 +35,7 @@ TIMES = ("first_token_ns", "prefill_s", "cached_tokens")
 """Read where they are there: what a hit is worth in seconds."""
 VANTAGES = ("client", "router", "engine")
 MAX_BLOCK_TOKENS: Final = 1 << 30
+"""More is no block size."""
 
 
 @dataclass(frozen=True, slots=True)

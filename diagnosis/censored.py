@@ -20,6 +20,7 @@ from diagnosis.quantiles import nearest_rank
 from diagnosis.wording import number, percent, quantile_name, seconds
 
 GOLDEN = 0.6180339887498949
+"""Its multiples modulo 1 lie evenly, however many there are."""
 METRICS = ("ttft", "e2e")
 """Metrics that begin with the arrival; TPOT has no meaning without a first token."""
 

@@ -18,6 +18,7 @@ from store.lineage import window_sql
 APART_NS = 1_000_000_000
 """Clocks that must be farther apart than this, or tokens would have come before they were made, are set right before anything is joined."""
 LOOKED_AT = 200
+"""Requests that are looked at, the first: bounds are medians, and these are within a tenth of their ranks by so many."""
 FEWEST_ROUTED = 20
 """Routed requests of a worker from which on its clock is looked at."""
 """Requests whose arrivals are compared: the first of the window."""

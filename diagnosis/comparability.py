@@ -24,6 +24,7 @@ from engine_probe.errors import DiagnosisError
 
 MIN_PRESENT = 5  # fewer requests than this cannot stand for a stratum
 MAX_NAMED, MIN_NAMED_SHARE = 8, 0.002
+"""Strata that are named where they are left out: so many, and none that holds fewer of either window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,10 @@ LENGTHS = ("prompt_tokens", "output_tokens")
 CATEGORIES = ("workload", "tenant")
 WORDS = {"prompt_tokens": "prompt length", "output_tokens": "output length", "workload": "workload", "tenant": "tenant"}
 TOP_CATEGORIES = 6
+"""Names of a category that are strata of their own; the others are one."""
 TAIL, MIN_TAIL_RATIO, TAIL_Z = 0.99, 2.0, 2.576  # a tail moved when its share doubles beyond chance (p < 0.01)
 MAX_BEYOND = 0.05
+"""Share of a window's lengths beyond all of the other's, from which on those are a kind of request of their own."""
 
 
 @dataclass(frozen=True, slots=True)

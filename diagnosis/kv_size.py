@@ -16,6 +16,7 @@ from engine_probe.errors import UsageError
 from engine_probe.models.kv_geometry import FULL, LINEAR, KvGeometry, LayerGroup
 
 GIB = 1 << 30
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True)

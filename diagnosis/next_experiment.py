@@ -33,6 +33,7 @@ from store.interface import Window
 
 TABLE: Final = "next_experiments.toml"
 POWER: Final = 0.9
+"""Chance that an experiment shows what is there."""
 REPEATS: Final = 3
 """Runs of each arm: what `kvscope experiment` takes at least."""
 FEWEST, MOST = 100, 20_000

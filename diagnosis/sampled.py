@@ -22,6 +22,7 @@ from store.interface import Store
 NEIGHBOURS = 20
 """Requests of the sample that tell what a worker was doing around an instant."""
 SIGMAS_95 = 1.96
+"""Standard errors to either side of which 95 % lie."""
 
 
 def one_rate(store: Store, table: pa.Table) -> tuple[pa.Table, float | None, int]:

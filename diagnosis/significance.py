@@ -24,7 +24,9 @@ from diagnosis.sample import Sample
 from diagnosis.sufficiency import of_samples
 
 MIN_FOR_MEAN = 20
+"""Requests of either window before an interval of the mean is given: bootstrap intervals of fewer are too narrow."""
 MIN_REPLICATES = 100
+"""Fewest replicates that a 95 % interval is read off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from diagnosis.rows import KINDS
 from diagnosis.timeline import Spent, sum_of
 from diagnosis.work_model import WorkModel
 
-LONG_PREFILL = 4.0
-LONG_PREFILL_TOKENS = 1024
+LONG_PREFILL, LONG_PREFILL_TOKENS = 4.0, 1024
 """A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
 
 

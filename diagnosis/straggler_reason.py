@@ -14,6 +14,7 @@ from diagnosis.facts import HostMeasure
 from diagnosis.wording import listing, number, percent
 
 APART: Final = 0.10
+"""A tenth, of the others' value or as a share: the least that is told of a change anywhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,15 @@ import numpy as np
 from diagnosis.dimensions import I64, Dimension
 from diagnosis.quantiles import F64
 
-# Quantiles of the pooled lengths at which bins are cut: finer at the top, where a tail latency is decided.
 CUTS = ((0.25, 0.5, 0.75, 0.9, 0.97), (0.5, 0.8, 0.95), (0.5, 0.9), (0.75,))
+"""Quantiles of the pooled lengths at which bins are cut: finer at the top, where a tail latency is decided."""
 MAX_STRATA = 256
+"""More would be of single requests, whatever the windows' size."""
 PER_STRATUM = 20  # requests of the smaller window that a stratum should hold on average
 MAX_P, MIN_TV = 0.01, 0.02
+"""Two mixes differ where chance is as unlikely as this, and so many of the requests are of another kind beyond what chance makes."""
 PERMUTATIONS = 500
+"""So many resolve a p of 0.01."""
 
 
 @dataclass(frozen=True, slots=True)

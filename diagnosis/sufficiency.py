@@ -22,6 +22,7 @@ from diagnosis.quantiles import F64, allowed_above, check_values, parse_quantile
 from diagnosis.sample import Sample
 
 MIN_EPISODES = 10
+"""Tail episodes of either window: of fewer, one episode more or less moves the quantile."""
 MOST_REQUESTS = 10**9
 """No window holds more: where more would be needed, no number is given."""
 ONE_IN = {1: 20, 2: 40}

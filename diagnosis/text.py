@@ -23,6 +23,7 @@ from diagnosis.wording import (
 )
 
 WIDTH = 80
+"""Columns of the text."""
 STATUS = {
     "explained": "EXPLAINED",
     "no_change": "NO CHANGE",

@@ -17,10 +17,12 @@ from store.interface import Store, Window
 from store.lineage import window_sql
 
 NS = 1_000_000_000
+"""Nanoseconds of a second."""
 MINUTE = 60 * NS
 DAY = 24 * 60 * MINUTE
 VANTAGES = ("client", "engine", "router")
 LAST_NS = (1 << 63) - 1
+"""Latest instant that the store can hold."""
 DEFAULT_LENGTH = 15 * MINUTE
 MIN_REQUESTS = 30
 """A window that we choose ourselves has at least this many requests."""

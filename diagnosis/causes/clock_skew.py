@@ -10,6 +10,7 @@ from diagnosis.facts import Facts
 from diagnosis.wording import seconds
 
 CERTAIN = 0.95
+"""Strength: a bound that instants break leaves no doubt, but of which of the two clocks."""
 BY_CLOCKS = "the checks of the data, from the instants of requests that both sides saw"
 
 

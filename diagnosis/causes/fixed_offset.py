@@ -12,6 +12,7 @@ from diagnosis.wording import number, percent, seconds
 
 BY_REST = "the requests: time to the first token less all phases that somebody tells"
 HALF = 0.5
+"""Share of the offset that must lie between caller and engine to be put there: most of it."""
 
 
 @cause("fixed_offset", needs=("request.queue_s", "request.prefill_s"), rows=("fixed_offset",))

@@ -1,6 +1,12 @@
 """From runs of the lab to `diagnosis/calibration.toml`: what chance reaches where nothing is wrong, and what certainty is worth.
 
-A threshold is the larger of what its cause declares as material and MARGIN times what 99 of 100 null runs stay within. Confidence is
+A threshold is the larger of what is declared as material, and why, and MARGIN times what 99 of 100 null runs stay within. Its origin says which:
+
+    chance     what null runs reach, with the margin
+    material   what is declared: null runs stay below it, in so many runs as are told
+    chosen     what is declared, and no null run measured it: in none of them is there anything that it could be asked of
+
+Confidence is
 an isotonic fit of "the first cause is right" on certainty, in few levels of at least FEWEST runs, read off by straight lines.
 """
 
@@ -89,12 +95,15 @@ def _thresholds(nulls: Sequence[Mapping[str, Any]]) -> list[str]:
         heard = [each["noted"][name] for each in nulls if name in each.get("noted", {})]
         within = nearest_rank(np.asarray(heard), WITHIN) if heard else None
         value = told.least if within is None else max(told.least, MARGIN * within)
+        origin = "chosen" if within is None else "chance" if value > told.least else "material"
         lines += [
             f'[thresholds."{name}"]',
             f'says = "{told.says}"',
             f'unit = "{told.unit}"',
             f"value = {value:.6g}",
+            f'origin = "{origin}"',
             f"least = {told.least:.6g}",
+            f'why = "{told.why}"',
             f"measured_in = {len(heard)}",
             *([] if within is None else [f"within = {within:.6g}"]),
             "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,33 @@ from diagnosis.lab.reliability import chart
 from diagnosis.lab.results import read, text
 from diagnosis.work_model import SLOWER
 
-PAGE = Path(__file__).parents[2] / "docs" / "confusion-matrix.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "confusion-matrix.md"
+
+
+def _silent_numbers(path: Path) -> list[str]:
+    """Constants of the module that are made of numbers and have neither a sentence behind them nor a comment beside them."""
+    text = path.read_text(encoding="utf-8")
+    lines, body = text.splitlines(), ast.parse(text).body
+    found = []
+    for node, behind in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
+        leaves = [each for each in ast.walk(node.value) if isinstance(each, ast.Constant | ast.Name | ast.Call)]
+        is_number = bool(leaves) and all(
+            isinstance(each, ast.Constant) and type(each.value) in (int, float) for each in leaves
+        )
+        is_told = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+        if (
+            is_number
+            and names[0].isupper()
+            and not is_told
+            and "#" not in lines[node.end_lineno - 1 if node.end_lineno else 0]
+        ):
+            found.append(names[0])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +59,38 @@ def test_every_threshold_of_a_cause_is_in_the_file_with_its_origin(told: dict[st
     assert set(told["thresholds"]) == set(declared())
     for name, row in told["thresholds"].items():
         declaration = declared()[name]
-        assert (row["says"], row["unit"], row["least"]) == (declaration.says, declaration.unit, declaration.least), name
+        assert (row["says"], row["unit"], row["least"], row["why"]) == (
+            declaration.says,
+            declaration.unit,
+            declaration.least,
+            declaration.why,
+        ), name
         assert row["value"] == pytest.approx(
             max(row["least"], told["origin"]["margin"] * row.get("within", 0.0)), rel=1e-4
         ), name
         assert ("within" in row) == (row["measured_in"] > 0), name
         assert row["measured_in"] <= told["origin"]["null_runs"], name
+
+
+def test_what_no_run_measured_is_said_to_be_chosen_and_why(told: dict[str, Any]) -> None:
+    """`chosen` where no null run was asked, `chance` where chance reaches beyond what is material, else `material`; each least has a reason."""
+    for name, row in told["thresholds"].items():
+        measured = row["measured_in"] > 0
+        assert row["origin"] == (
+            "chosen" if not measured else "chance" if row["value"] > row["least"] else "material"
+        ), name
+        assert len(row["why"].split()) >= 4, name
+
+
+def test_every_number_of_a_judgement_is_a_threshold_or_says_what_it_is() -> None:
+    """Module constants that are numbers are either in the calibration file or stand with a sentence about them."""
+    silent = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "diagnosis").rglob("*.py"))
+        if not {"lab", "experiments", "postmortem"} & set(path.relative_to(ROOT).parts)
+        for name in _silent_numbers(path)
+    ]
+    assert not silent, "say what it means, or measure it (calibration.threshold)"
 
 
 def test_nothing_was_tuned_on_a_published_seed(told: dict[str, Any]) -> None:
