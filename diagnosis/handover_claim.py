@@ -35,6 +35,8 @@ RISES = {
     )
 }
 """By how much a part of a hand-over has to grow, by its row."""
+ONE_WORKER = 0.8
+"""Share of the seconds at one decode worker from which on it is that worker's, and not the fleet's."""
 BETWEEN = (
     "source_worker <> target_worker AND NOT starts_with(source_worker, target_worker || '/') "
     "AND NOT starts_with(target_worker, source_worker || '/')"
@@ -97,6 +99,13 @@ def transfer_sql(case: Case, facts: Facts, select: str, where: str = "true") -> 
     )
     kept = f"{among} AND {BETWEEN} AND request_id IN ({asked})"
     return f"SELECT {select} FROM transfer WHERE {kept}" + ("" if where == "true" else f" AND {where}")
+
+
+def decode_worker(moves: HandoverFacts, row: str) -> tuple[str, str | None]:
+    """The decode worker where ONE_WORKER of a part's seconds were waited, else the fleet."""
+    waited = np.bincount(moves.worker[moves.moved], moves.parts[row][moves.moved], minlength=len(moves.worker_names))
+    most = int(waited.argmax())
+    return ("worker", moves.worker_names[most]) if waited[most] >= ONE_WORKER * waited.sum() else ("fleet", None)
 
 
 def bytes_per_s(moves: HandoverFacts | None) -> float | None:

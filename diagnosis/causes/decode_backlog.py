@@ -7,7 +7,7 @@ import numpy as np
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where, text
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import cost, load_grew, quiet, spent
+from diagnosis.handover_claim import cost, decode_worker, load_grew, quiet, spent
 from diagnosis.wording import number, seconds
 
 ROW = "decode_queue"
@@ -74,7 +74,7 @@ def decode_backlog(case: Case) -> Claim | Excluded | None:
         )
     return Claim(
         evidence,
-        _subject(case),
+        decode_worker(now, ROW),
         case.when(ROW),
         rows=None if load_grew(case) is None else (ROW,),
     )
@@ -89,12 +89,3 @@ def _running(facts: Facts) -> float | None:
     running = steps.get("num_running")
     busy = np.isin(steps.worker, codes) & (running > 0) & (steps.at_s >= facts.start_s) & (steps.at_s < facts.end_s)
     return float(running[busy].mean()) if busy.any() else None
-
-
-def _subject(case: Case) -> tuple[str, str | None]:
-    """The decode worker where four fifths of the seconds were waited, where there are several; else the fleet."""
-    moves = case.suspect.handover
-    assert moves is not None, "seconds of a hand-over come from hand-overs"
-    waited = np.bincount(moves.worker[moves.moved], moves.parts[ROW][moves.moved], minlength=len(moves.worker_names))
-    most = int(waited.argmax())
-    return ("worker", moves.worker_names[most]) if waited[most] >= 0.8 * waited.sum() else ("fleet", None)

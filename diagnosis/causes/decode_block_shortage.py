@@ -7,10 +7,12 @@ import numpy as np
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import BETWEEN, bytes_per_s, cost, quiet, spent, transfer_sql
+from diagnosis.handover_claim import BETWEEN, bytes_per_s, cost, decode_worker, quiet, spent, transfer_sql
 from diagnosis.wording import number, percent, seconds
 
 ROW = "decode_block_shortage"
+AS_FAST = 0.9
+"""Share of the baseline's bytes a second from which on the wire is called no slower."""
 
 
 @cause(ROW, needs=("transfer.wait_s", "step.blocks_used"), rows=(ROW,))
@@ -63,7 +65,7 @@ def decode_block_shortage(case: Case) -> Claim | Excluded | None:
         evidence.append(
             Evidence(
                 f"the wire was no slower: {number(rate / 1e9)} GB/s while KV moved ({number(rate_before / 1e9)} GB/s in the {case.base_word})"
-                if rate >= 0.9 * rate_before
+                if rate >= AS_FAST * rate_before
                 else f"while KV moved it moved at {number(rate / 1e9)} GB/s ({number(rate_before / 1e9)} GB/s in the {case.base_word})",
                 rate,
                 "bytes/s",
@@ -75,7 +77,7 @@ def decode_block_shortage(case: Case) -> Claim | Excluded | None:
                 ),
             )
         )
-    return Claim(evidence, _subject(case), case.when(ROW))
+    return Claim(evidence, decode_worker(now, ROW), case.when(ROW))
 
 
 def _used(facts: Facts) -> float | None:
@@ -98,14 +100,3 @@ def _used_sql(case: Case) -> str:
         f"SELECT quantile_disc(blocks_used / blocks_total, 0.9) AS used FROM step WHERE {where} AND blocks_total > 0 "
         f"AND worker IN ({decoders})"
     )
-
-
-def _subject(case: Case) -> tuple[str, str | None]:
-    """The decode worker where four fifths of the seconds were waited, else the fleet."""
-    moves = case.suspect.handover
-    assert moves is not None, "seconds of a hand-over come from hand-overs"
-    seconds_of = np.bincount(
-        moves.worker[moves.moved], moves.parts[ROW][moves.moved], minlength=len(moves.worker_names)
-    )
-    most = int(seconds_of.argmax())
-    return ("worker", moves.worker_names[most]) if seconds_of[most] >= 0.8 * seconds_of.sum() else ("fleet", None)

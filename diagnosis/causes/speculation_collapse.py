@@ -17,6 +17,8 @@ FEWER = threshold(
     says="fall of the tokens that a step gives",
     why="a twentieth fewer tokens a step is a twentieth more TPOT, the least that is told of one",
 )
+MOST, TOLD_BY_FEW = 0.5, 0.8
+"""Strength where fewer than most of the requests tell what they accepted."""
 TOLD = "accepted_tokens IS NOT NULL"
 
 
@@ -94,4 +96,4 @@ def speculation_collapse(case: Case) -> Claim | Excluded | None:
         )
     told = float(np.isfinite(case.suspect.requests.get("accepted_tokens")).mean())
     subject = case.worker_subject("speculation_collapse")
-    return Claim(evidence, subject, case.when("speculation_collapse"), 1.0 if told >= 0.5 else 0.8)
+    return Claim(evidence, subject, case.when("speculation_collapse"), 1.0 if told >= MOST else TOLD_BY_FEW)

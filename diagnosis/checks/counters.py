@@ -13,6 +13,8 @@ COVERED = 0.5
 """Share of the window that scrapes of a counter must span before it can be said to stand still."""
 FEWEST_SCRAPES = 5
 """Scrapes of a gauge from which on a 0 in all of them means something."""
+FULL = 1.0001
+"""A usage above it is no rounding of 1."""
 IN_USE = 0.10
 """KV usage by steps beside which a gauge at 0 is dead."""
 FEWEST_TOLD = 100
@@ -35,7 +37,7 @@ def usage_range(facts: Facts) -> Check | None:
     touched = frozenset({"sample.kv_usage_ratio"})
     if low is None or high is None:
         return None
-    if low < 0 or high > 1.0001:
+    if low < 0 or high > FULL:
         return Check(
             "kv_usage",
             "contradiction",

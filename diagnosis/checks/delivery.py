@@ -14,6 +14,14 @@ LOST_SHARE = 0.05
 """Share of the requests that may be lost: what overload loses are the busiest moments, which is no fair sample."""
 COVERED = 0.5
 """Share of the window that lies between its first and its last request, below which that is said."""
+CHUNKED = 0.02
+"""Share of the requests that may get two tokens in one chunk by chance: what waited in a buffer."""
+PROBE = 0.01
+"""What recording may take of a step."""
+FEWEST_ARRIVALS = 20
+"""Requests from which on the time that they span tells how much of the window they fill."""
+FEW_REQUESTS = 5
+"""So many more finish between the last row and the last scrape."""
 FEWEST_STEPS = 50
 """Steps of a worker from which on holes in their numbers mean something."""
 
@@ -55,7 +63,7 @@ def holes(facts: Facts) -> Check | None:
 def covered(facts: Facts) -> Check | None:
     """A window that requests fill only in part: it was cut wrongly, or the recording is shorter."""
     arrival = facts.requests.arrival_s
-    if len(arrival) < 20 or facts.duration_s <= 0 or facts.arrivals_s is not None:
+    if len(arrival) < FEWEST_ARRIVALS or facts.duration_s <= 0 or facts.arrivals_s is not None:
         return None
     seen_s = float(arrival[-1] - arrival[0])
     # gaps at both ends are as long as others
@@ -159,7 +167,7 @@ def finished(facts: Facts) -> Check | None:
         return None
     rate = rate_of(facts.requests)
     rows = round(num_requests(facts.requests) + facts.num_warmup / rate)
-    if counted > rows * (1 + 2 * TOLERANCE.value) + 5 + half_interval(np.ones(round(rows * rate)), rate):
+    if counted > rows * (1 + 2 * TOLERANCE.value) + FEW_REQUESTS + half_interval(np.ones(round(rows * rate)), rate):
         return Check(
             "requests",
             "warning",
@@ -191,7 +199,7 @@ def chunks(facts: Facts) -> Check | None:
         return None
     count = np.bincount(gaps_.request, minlength=len(facts.requests)) + 1
     several = float(np.mean(count < np.nan_to_num(output)))
-    if several <= 0.02:
+    if several <= CHUNKED:
         return None
     return Check(
         "chunks",
@@ -222,5 +230,5 @@ def probe(facts: Facts) -> Check | None:
         return None
     share = float(took[known].sum() / max(duration[known].sum(), 1e-9))
     return Check(
-        "probe", "warning" if share > 0.01 else "ok", f"{facts.name}: the probe took {percent(share)} of step time"
+        "probe", "warning" if share > PROBE else "ok", f"{facts.name}: the probe took {percent(share)} of step time"
     )

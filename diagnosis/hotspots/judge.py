@@ -23,6 +23,8 @@ from diagnosis.hotspots.regret import Regret, regret_of
 from diagnosis.wording import listing, percent, seconds
 from store.interface import Store, Window
 
+JOINED = 0.95
+"""Share of the decisions whose request is known, below which that is said."""
 MOST_PREFIXES = 20
 """Prefixes that are listed, those with most regret first."""
 
@@ -364,5 +366,5 @@ def _cannot_tell(seen: Observed, regret: Regret) -> Iterator[str]:
     if not np.isfinite(regret.seconds).any():
         yield "no measured rate or no lengths of prompts: what was lost (regret) is unknown, so an excess counts whatever it cost"
     joined = float((decisions.request >= 0).mean()) if len(decisions) else 1.0
-    if joined < 0.95:
+    if joined < JOINED:
         yield f"{percent(1 - joined)} of the decisions have no request row at the chosen worker (still open, or not recorded)"

@@ -36,6 +36,8 @@ KEY_STAYS = 0.9
 """Share of a prefix's requests that one worker gets, from which on the router keeps it there."""
 KEY_SHARE = 0.3
 """Share of a worker's decisions that one prefix (or longest matches) must be to be the reason."""
+SIGMAS, FOLLOWS = 3.0, 0.1
+"""A router goes by prefix where it did so more often than chance would: by standard errors, or by a tenth of the decisions that could."""
 MIN_CHANCES = 30
 """Decisions that could go by prefix, before a router that does not is told of: standard errors of a share need as many."""
 CHANCE_TOKENS, CHANCE_RATIO = 64, 0.3
@@ -185,5 +187,5 @@ def ignored(regret: Regret, detected: Detected, found: Chances) -> Flags:
     rows = np.arange(len(of))
     best = np.maximum(regret.best, 0)
     cost = np.bincount(of[could], (regret.wait_s + regret.compute_s)[rows, best][could], num)
-    follows = (went - expected > 3 * np.sqrt(variance)) | (went - expected > 0.1 * n)
+    follows = (went - expected > SIGMAS * np.sqrt(variance)) | (went - expected > FOLLOWS * n)
     return (n >= MIN_CHANCES) & ~follows & (lost >= MIN_HARM * cost) & (lost > 0)

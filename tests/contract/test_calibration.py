@@ -12,12 +12,14 @@ import pytest
 
 from diagnosis import calibration
 from diagnosis.calibration import FILE, declared, listening, stated
-from diagnosis.lab.catalogue import find_fault
+from diagnosis.lab.calibrate import calibrated
+from diagnosis.lab.catalogue import PAIRS, all_faults, find_fault
 from diagnosis.lab.confusion import confusion
 from diagnosis.lab.page import page
-from diagnosis.lab.plan import TUNED_UP_TO
+from diagnosis.lab.plan import NULLS, TUNED_UP_TO, is_null, severities, tuning
 from diagnosis.lab.reliability import chart
 from diagnosis.lab.results import read, text
+from diagnosis.parallel import beside
 from diagnosis.work_model import SLOWER
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,84 @@ def test_every_number_of_a_judgement_is_a_threshold_or_says_what_it_is() -> None
         for name in _silent_numbers(path)
     ]
     assert not silent, "say what it means, or measure it (calibration.threshold)"
+
+
+def test_no_judgement_compares_with_a_number_that_has_no_name() -> None:
+    """In causes, checks and hotspots: what is compared with is a threshold or a constant that says what it is; halves, doubles and rounding apart."""
+    folders = [ROOT / "diagnosis" / name for name in ("causes", "checks", "hotspots")]
+    bare = [
+        f"{path.name}:{node.lineno}"
+        for folder in folders
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare) and any(map(_is_bare, ast.walk(node)))
+    ]
+    assert not bare, "give it a name and say what it means, or measure it (calibration.threshold)"
+
+
+def _is_bare(node: ast.AST) -> bool:
+    """A fraction that is no 0, 1, 2 or half of something, and larger than rounding."""
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, float)
+        and node.value not in (0.0, 0.005, 1.0, 2.0)
+        and node.value > 1e-6
+    )
+
+
+def test_a_sharper_null_run_raises_a_threshold_and_a_quiet_one_does_not() -> None:
+    """Nulls that reach 0.2 make it 1.25 times that; those that reach 0.02 leave what is material; where none was asked it is a choice."""
+    for reached, value, origin in ((0.2, 0.25, "chance"), (0.02, 0.10, "material"), (None, 0.10, "chosen")):
+        noted = {} if reached is None else {SLOWER.name: reached}
+        text = calibrated([_quiet(noted)], "1:1")
+        row = tomllib.loads(text)["thresholds"][SLOWER.name]
+        assert (row["value"], row["origin"]) == (pytest.approx(value), origin)
+        assert row["measured_in"] == int(reached is not None)
+        assert row["why"] == SLOWER.why
+
+
+def test_a_run_with_a_fault_raises_no_threshold() -> None:
+    """Of a run in which something is wrong only its certainty is taken."""
+    row = tomllib.loads(calibrated([_quiet({SLOWER.name: 0.9}) | {"fault": "slow_steps"}], "1:1"))["thresholds"]
+    assert row[SLOWER.name]["measured_in"] == 0
+
+
+def _quiet(noted: dict[str, float]) -> dict[str, Any]:
+    """The document of a null run that named nothing."""
+    return {
+        "fault": "aa",
+        "severity": "typical",
+        "seed": 1,
+        "requests": 10,
+        "outcome": "right",
+        "truth": {},
+        "causes": [],
+        "noted": noted,
+    }
+
+
+def test_what_is_said_on_another_thread_is_heard() -> None:
+    """Hotspots are judged beside the rest of a window."""
+    with listening() as heard, beside() as pool:
+        pool.submit(SLOWER.note, 0.03).result()
+    assert heard == {SLOWER.name: 0.03}
+
+
+def test_twenty_seeds_of_tuning_have_all_that_is_measured() -> None:
+    """A hundred null runs, of every setting; every fault, at each of its severities; fewer than half as many runs as all faults every seed."""
+    orders = tuning(range(1, 21), 2000)
+    quiet = [order.fault for order in orders if is_null(order.fault)]
+    assert len(quiet) == 100
+    assert {name.removeprefix("aa@") for name in quiet} >= {
+        n for n, f in all_faults().items() if f.has_setting and not f.requests
+    }
+    assert not any(find_fault(name).requests for name in quiet)
+    played = {(order.fault, order.severity) for order in orders if not is_null(order.fault)}
+    assert played >= {
+        (name, level) for name, fault in all_faults().items() for level in severities(fault) if name not in NULLS
+    }
+    assert {*PAIRS} <= {fault for fault, _ in played}
+    assert len(orders) < 20 * len(all_faults()) / 2
 
 
 def test_nothing_was_tuned_on_a_published_seed(told: dict[str, Any]) -> None:
