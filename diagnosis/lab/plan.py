@@ -92,7 +92,7 @@ def tuning(seeds: Sequence[int], requests: int) -> list[Order]:
             found.append(Order(name, "typical", NULL_SEEDS_TO_TUNE + NULLS_TO_TUNE * seed + number, requests))
         for place, (name, fault) in enumerate(faults.items()):
             known = severities(fault)
-            if (place + index) % TUNED_EVERY == 0:
+            if (place + index) % TUNED_EVERY == 0 and not is_null(name):
                 found.append(Order(name, known[index // TUNED_EVERY % len(known)], seed, requests))
         found.append(Order(PAIRS[index % len(PAIRS)], "typical", seed, requests))
     return found
