@@ -61,7 +61,7 @@ def checked_addresses(host: str, port: int, allowed: Networks, resolve: Resolve 
     """The addresses of `host`, all of them allowed. Raises AddressRefused where one is not, DeliveryFailed where there is none."""
     try:
         texts = list((resolve or resolve_name)(host, port))
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:  # of which what no name can hold is a kind
         raise DeliveryFailed(f"the name {host} has no address: {error}", host=host, is_final=False) from error
     if not texts:
         raise DeliveryFailed(f"the name {host} has no address", host=host, is_final=False)

@@ -2,7 +2,8 @@
 
 A message is deleted from nobody's books before the receiver answered 2xx. If the collector dies between that answer and the note
 of it, the message is sent again under the same `webhook-id`: that is why it is at least once and not exactly once. A receiver's
-messages go one after the other, so an end never overtakes its beginning; receivers do not wait for each other.
+messages go one after the other, so an end never overtakes its beginning; receivers do not wait for each other: one that is slow, or
+that comes back to a long queue, is served on a thread of its own while the others get theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, Lock, Thread
 from typing import Final
 
@@ -28,10 +30,8 @@ from store.alert_rows import Changes, Delivery
 log = logging.getLogger(__name__)
 
 NS: Final = 1_000_000_000
-AT_ONCE: Final = 8
-"""Receivers that are sent to at the same time."""
-MOST_WAITING: Final = 10_000
-"""Waiting messages that one round reads, so that a receiver that is away for long hides no other."""
+AT_ONCE: Final = 64
+"""Receivers that are sent to at the same time. Threads are made as they are needed."""
 _USER_AGENT: Final = "kvscope"
 
 
@@ -63,6 +63,9 @@ class Courier:
         self._contexts: dict[str, ssl.SSLContext | None] = {}
         self._on_end, self._clock, self._jitter, self._resolve = on_end, clock, jitter, resolve
         self._woken, self._stopping, self._lock = Event(), Event(), Lock()
+        self._busy: set[str] = set()
+        self._resting_ns: dict[str, int] = {}  # receivers whose book could not be read or written, until when
+        self._unnoted: dict[str, Delivery] = {}  # what became of messages, where the book did not take it yet
         self._thread: Thread | None = None
 
     def start(self) -> None:
@@ -83,28 +86,61 @@ class Courier:
 
     def run_once(self) -> float | None:
         """Send what is due; seconds until something is due again, None where nothing waits."""
-        with self._lock, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvscope-courier") as pool:
-            queues: dict[str, list[Delivery]] = {}
-            for delivery in self._book.deliveries("waiting", limit=MOST_WAITING):
-                queues.setdefault(delivery.receiver, []).append(delivery)
-            waiting = [pool.submit(self._serve, name, queue) for name, queue in queues.items()]
-            wait(waiting)
-            due = [found for job in waiting if (found := job.result()) is not None]
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvscope-courier") as pool:
+            self._begin(pool)
+        return self._until_due()
+
+    def _begin(self, pool: ThreadPoolExecutor) -> None:
+        """Serve every receiver that has something due and is not being served."""
+        heads = self._book.next_deliveries()
+        with self._lock:
+            due = [
+                head.receiver
+                for head in heads
+                if head.receiver not in self._busy and self._due_ns(head) <= self._clock()
+            ]
+            self._busy |= set(due)
+        for name in due:
+            pool.submit(self._serve, name).add_done_callback(partial(self._served, name))
+
+    def _until_due(self) -> float | None:
+        """Seconds until something is due for a receiver that is not being served; None where nothing is."""
+        heads = self._book.next_deliveries()
+        with self._lock:
+            due = [self._due_ns(head) for head in heads if head.receiver not in self._busy]
         return None if not due else max(0.0, (min(due) - self._clock()) / NS)
 
-    def _serve(self, name: str, queue: Sequence[Delivery]) -> int | None:
-        """A receiver's messages in order, up to the first that has to wait; when that is due, ns."""
-        for delivery in queue:
-            if delivery.next_ns > self._clock():
-                return delivery.next_ns
-            if self._stopping.is_set():
-                return None
-            after = self._try(name, delivery)
-            self._book.save(Changes(deliveries=(after,)))
-            if after.state == "waiting":
-                return after.next_ns
-            self._on_end(name, after.state)
-        return None
+    def _served(self, name: str, _: object) -> None:
+        with self._lock:
+            self._busy.discard(name)
+        self._woken.set()
+
+    def _due_ns(self, head: Delivery) -> int:
+        """When a message is due; a wait that is longer than the longest means that the clock was set back meanwhile."""
+        rest_ns, now_ns, longest_ns = self._resting_ns.get(head.receiver, 0), self._clock(), self._patience.limit_s * NS
+        due_ns = max(head.next_ns, rest_ns)
+        return due_ns if due_ns - now_ns <= longest_ns else now_ns
+
+    def _serve(self, name: str) -> None:
+        """A receiver's messages in order, up to the first that has to wait. What fails here is tried again after a rest."""
+        try:
+            while not self._stopping.is_set() and (delivery := self._book.next_delivery(name)) is not None:
+                if self._due_ns(delivery) > self._clock():
+                    return
+                # sent before, and the book did not take it (a full disk): noted now, not sent again
+                after = self._unnoted.get(delivery.delivery_id) or self._try(name, delivery)
+                self._unnoted[delivery.delivery_id] = after
+                self._book.save(Changes(deliveries=(after,)))
+                del self._unnoted[delivery.delivery_id]
+                if after.state != "waiting":
+                    self._on_end(name, after.state)
+            self._resting_ns.pop(name, None)
+        except Exception as error:
+            self._resting_ns[name] = self._clock() + round(self._patience.first_s * NS)
+            if isinstance(error, KvscopeError):
+                log.warning("outbox not read or written", extra={"receiver": name, "reason": error.message})
+            else:
+                log.exception("the courier stumbled", extra={"receiver": name})
 
     def _try(self, name: str, delivery: Delivery) -> Delivery:
         """One attempt, and what is true after it."""
@@ -117,6 +153,9 @@ class Courier:
             facts = {"delivery_id": delivery.delivery_id, "receiver": name, "attempts": after.attempts}
             log.log(level, "delivery failed", extra={**facts, "state": after.state, "reason": error.message})
             return after
+        except Exception as error:  # a defect of ours: this message waits like any that fails, and the others go on
+            log.exception("delivery failed", extra={"delivery_id": delivery.delivery_id, "receiver": name})
+            return self._failed(tried, DeliveryFailed(f"{type(error).__name__}: {error}", is_final=False))
         return replace(tried, state="delivered", ended_ns=self._clock(), message=None)
 
     def _send(self, name: str, delivery: Delivery) -> None:
@@ -142,15 +181,18 @@ class Courier:
         return self._contexts[receiver.name]
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            wait_s: float | None = None
-            try:
-                wait_s = self.run_once()
-            except KvscopeError as error:
-                log.warning("outbox not read", extra={"reason": error.message})
-                wait_s = self._patience.first_s
-            self._woken.wait(wait_s)
-            self._woken.clear()
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvscope-courier") as pool:
+            while not self._stopping.is_set():
+                self._woken.clear()
+                wait_s: float | None = self._patience.first_s
+                try:
+                    self._begin(pool)
+                    wait_s = self._until_due()
+                except KvscopeError as error:
+                    log.warning("outbox not read", extra={"reason": error.message})
+                except Exception:
+                    log.exception("the courier stumbled")
+                self._woken.wait(wait_s)
 
 
 def send(
@@ -185,8 +227,13 @@ def send(
 
 
 def trust(receiver: Receiver) -> ssl.SSLContext | None:
-    """What certificates are verified against; None where there is no TLS."""
-    return ssl.create_default_context(cafile=receiver.ca_file) if receiver.target.startswith("https") else None
+    """What certificates are verified against; None where there is no TLS. Raises DeliveryFailed where they cannot be read."""
+    try:
+        return ssl.create_default_context(cafile=receiver.ca_file) if receiver.target.startswith("https") else None
+    except (OSError, ValueError) as error:  # ssl's own errors are OSErrors
+        raise DeliveryFailed(
+            f"the certificates of {receiver.ca_file or 'this machine'} cannot be read: {error}", is_final=False
+        ) from error
 
 
 def backoff_s(patience: Patience, attempts: int, jitter: float) -> float:

@@ -17,6 +17,7 @@ receivers:
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -116,6 +117,8 @@ def checked(receiver: Receiver, folder: Path = Path()) -> Receiver:
             read |= {name: _first_line(receiver, folder / file), f"{name}_file": None}
     if receiver.kind == "pagerduty" and receiver.url is None and "url" not in read:
         read["url"] = PAGERDUTY_URL
+    if receiver.ca_file is not None:
+        read["ca_file"] = str(folder / receiver.ca_file)
     made = msgspec.structs.replace(receiver, **read)
     _check(made)
     return made
@@ -143,8 +146,11 @@ def _check(receiver: Receiver) -> None:
     times = (receiver.group_wait_s, receiver.group_interval_s, receiver.repeat_interval_s)
     if min(times) < 0 or not 0 < receiver.timeout_s <= 120:
         raise _wrong(receiver, "its durations must not be negative, and timeout_s lies between 0 and 120")
-    if receiver.ca_file is not None and not Path(receiver.ca_file).is_file():
-        raise _wrong(receiver, f"there is no ca_file {receiver.ca_file}")
+    if receiver.ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=receiver.ca_file)
+        except (OSError, ValueError) as error:  # ssl's own errors are OSErrors
+            raise _wrong(receiver, f"its ca_file {receiver.ca_file} holds no certificates: {error}") from error
     try:
         _ = receiver.matchers, receiver.networks, key_of(receiver.secret or "")
     except AlertMisuse as error:

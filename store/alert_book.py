@@ -86,6 +86,18 @@ class AlertBook:
             asked = asked.where(ALERT_DELIVERY.c.delivery_id.in_(ids))
         return self._read(Delivery, asked)
 
+    def next_deliveries(self) -> list[Delivery]:
+        """The first waiting message of every receiver that has one."""
+        column = ALERT_DELIVERY.c
+        first = sa.select(sa.func.min(column.seq)).where(column.state == "waiting").group_by(column.receiver)
+        return self._read(Delivery, sa.select(ALERT_DELIVERY).where(column.seq.in_(first)).order_by(column.seq))
+
+    def next_delivery(self, receiver: str) -> Delivery | None:
+        """The first waiting message of a receiver."""
+        column = ALERT_DELIVERY.c
+        waiting = sa.select(ALERT_DELIVERY).where(column.state == "waiting", column.receiver == receiver)
+        return next(iter(self._read(Delivery, waiting.order_by(column.seq).limit(1))), None)
+
     def counts(self) -> dict[tuple[str, str], int]:
         """Messages by (receiver, state)."""
         count = sa.select(ALERT_DELIVERY.c.receiver, ALERT_DELIVERY.c.state, sa.func.count().label("n"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from alerts.address_guard import checked_addresses, is_allowed, parse_networks
 from alerts.courier import NS, Courier, Patience, backoff_s, deliveries_of
 from alerts.post import post
 from alerts.receivers import Receiver, checked, read_receivers
-from engine_probe.errors import AddressRefused, AlertMisuse, DeliveryFailed
+from engine_probe.errors import AddressRefused, AlertMisuse, DeliveryFailed, DiskFull
 from store.alert_book import AlertBook
 from store.alert_rows import Changes, Delivery
 from store.duckdb_store import DuckDBStore
@@ -459,3 +462,165 @@ def test_a_delivery_is_json_as_it_was_written() -> None:
     assert (one.delivery_id, two.delivery_id, two.body) == ("m.1", "m.2", "[]")
     (alone,) = deliveries_of(to, [json.dumps({})], "m", "{}", 5)
     assert alone == Delivery("m", "box", "{}", "waiting", "application/json", "{}", 5, 5)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1:abc/",
+        "http://[::1",
+        "http://[v1.x]/",
+        "http://",
+        "http:///nowhere",
+        "//",
+        "/\xfc\xdf",
+        "http://\xff.example/",
+        f"http://{'a' * 70}.example/",
+        "http://a b.example/",
+        "http://..example/",
+        "\x01",
+    ],
+)
+def test_wherever_a_receiver_leads_it_is_a_failed_delivery_and_no_other_error(
+    store: DuckDBStore, clock: Clock, location: str
+) -> None:
+    """An address that is none ends one delivery; what waits for other receivers, and for this one, is sent."""
+    with mailbox(lambda _, n: Say(307, (("Location", location),)) if n == 0 else Say()) as box, mailbox() as other:
+        to, next_to = receiver(box.url), receiver(other.url, "other")
+        _put(store, to, "m1")
+        _put(store, next_to, "m2")
+        courier = _courier(store, clock, to, next_to)
+        for _ in range(3):
+            clock.sleep(courier.run_once() or 0.0)
+    found = _states(store)
+    assert found["m1"][0] in ("dead", "delivered")
+    assert found["m2"] == ("delivered", 1)
+
+
+@pytest.mark.parametrize(
+    "asked", ["soon", "-5", "1e9", "Sat, 99 Nov 2025 08:01:00 GMT", "Mon, 01 Jan 0001 00:00:00 -0000", "9" * 400]
+)
+def test_a_time_to_come_again_that_is_none_is_left_out(store: DuckDBStore, clock: Clock, asked: str) -> None:
+    """The receiver's own words never stop the courier; the wait is ours, or the longest."""
+    with mailbox(lambda *_: Say(429, (("Retry-After", asked),))) as box:
+        to = receiver(box.url)
+        _put(store, to, "m1")
+        wait_s = _courier(store, clock, to).run_once()
+    assert wait_s in (1.0, 300.0)
+    assert _states(store) == {"m1": ("waiting", 1)}
+
+
+def test_certificates_that_are_gone_stop_one_receiver_alone(tmp_path: Path, store: DuckDBStore, clock: Clock) -> None:
+    """A ca_file that is taken away while the collector runs: that receiver waits and says why, and goes on once it is back."""
+    trusted = tmp_path / "ca.pem"
+    shutil.copy(Path(ssl.get_default_verify_paths().openssl_cafile or "/etc/ssl/certs/ca-certificates.crt"), trusted)
+    with mailbox() as box:
+        to = receiver("https://box.example/", ca_file=str(trusted))
+        other = receiver(box.url, "other")
+        trusted.unlink()
+        _put(store, to, "m1")
+        _put(store, other, "m2")
+        _courier(store, clock, to, other).run_once()
+    waiting, delivered = AlertBook(store).deliveries()
+    assert (waiting.state, delivered.state) == ("waiting", "delivered")
+    assert "ca.pem" in (waiting.message or "")
+
+
+def test_a_receiver_with_a_long_queue_holds_up_no_other(store: DuckDBStore) -> None:
+    """One comes back to 20 messages and takes its time; a page for another, written meanwhile, goes out at once."""
+    book = AlertBook(store)
+
+    def slowly(*_: Any) -> Say:
+        time.sleep(0.2)
+        return Say()
+
+    with mailbox(slowly) as slow, mailbox() as quick:
+        one, other = receiver(slow.url, "slow"), receiver(quick.url, "quick")
+        _put(store, one, *(f"m{n}" for n in range(20)))
+        courier = Courier(book, (one, other), Patience())
+        courier.start()
+        try:
+            _until(lambda: bool(slow.arrived))
+            _put(store, other, "page")
+            courier.wake()
+            _until(lambda: bool(quick.arrived))
+            assert len(slow.arrived) < 10
+        finally:
+            courier.stop()
+    assert [arrived.delivery_id for arrived in slow.arrived] == [f"m{n}" for n in range(len(slow.arrived))]
+
+
+def test_a_message_is_sent_once_though_the_disk_is_full(store: DuckDBStore, clock: Clock) -> None:
+    """That it arrived could not be written down: it is written down later, and nobody gets it again every second."""
+
+    class Full(AlertBook):
+        is_full = True
+
+        def save(self, changes: Changes) -> None:
+            if self.is_full:
+                raise DiskFull("no space left", url="k.duckdb")
+            super().save(changes)
+
+    book = Full(store)
+    with mailbox() as box:
+        to = receiver(box.url)
+        _put(store, to, "m1")
+        courier = Courier(book, (to,), Patience(), clock=clock, jitter=lambda: 1.0)
+        for _ in range(5):
+            wait_s = courier.run_once()
+            assert wait_s == 1.0
+            clock.sleep(wait_s)
+        book.is_full = False
+        assert courier.run_once() is None
+    assert [arrived.delivery_id for arrived in box.arrived] == ["m1"]
+    assert _states(store) == {"m1": ("delivered", 1)}
+
+
+def test_a_clock_that_is_set_back_holds_up_no_message(store: DuckDBStore, clock: Clock) -> None:
+    """The next attempt was planned by a clock that was a day ahead."""
+    with mailbox(lambda _, n: Say(500 if n == 0 else 200)) as box:
+        to = receiver(box.url)
+        clock.sleep(86_000)
+        _put(store, to, "m1")
+        courier = _courier(store, clock, to)
+        courier.run_once()
+        clock.now_ns = NOW
+        courier.run_once()
+    assert _states(store) == {"m1": ("delivered", 2)}
+
+
+def test_redirects_and_addresses_share_one_patience() -> None:
+    """Three hops of 0.5 s each, with patience for one second; and an address that swallows what is sent to it leaves time for the next."""
+
+    def slowly(*_: Any) -> Say:
+        time.sleep(0.5)
+        return Say(307, (("Location", "/again"),))
+
+    with mailbox(slowly) as box:
+        started = time.monotonic()
+        with pytest.raises(DeliveryFailed, match="in time"):
+            _send(box.url, timeout_s=1.0)
+        assert time.monotonic() - started < 1.4
+
+
+def test_a_receiver_is_reached_though_its_first_address_swallows_everything() -> None:
+    """IPv6 that leads nowhere, IPv4 that works: the second gets its share of the time."""
+    with mailbox() as box, ExitStack() as waiting:
+        port = box.server.port
+        waiting.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(8):  # its queue is full: who comes next is not answered at all
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.2", port))
+        started = time.monotonic()
+        found = _send(f"http://two.example:{port}/", timeout_s=2.0, resolve=lambda *_: ["127.0.0.2", "127.0.0.1"])
+        assert found.status == 200
+        assert time.monotonic() - started < 1.8
+
+
+def _until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -162,6 +162,54 @@ def test_a_flood_is_one_message_of_a_hundred_and_a_count() -> None:
     assert (len(message.alerts), message.truncated) == (MOST_ALERTS, 30)
 
 
+def test_what_did_not_fit_is_told_next_and_ended_ones_first() -> None:
+    """130 alerts at 100 a message: the other 30 are news after the group interval, and so is every end."""
+    told = Told(replace_receiver(group_wait_s=0, group_interval_s=60))
+    flood = [_alert(f"a{n:03}") for n in range(130)]
+    (first,) = told.at(0, *flood)
+    (second,) = told.at(60, *flood)
+    assert {f"firing a{n:03}" for n in range(130)} == {*first, *second}
+    gone = [replace(alert, state="resolved", ends_ns=START) for alert in flood]
+    (third,) = told.at(120, *gone)
+    (fourth,) = told.at(180, *gone)
+    assert sorted([*third, *fourth]) == [f"resolved a{n:03}" for n in range(130)]
+    assert told.groups == {}
+
+
+def test_who_gets_a_message_an_alert_gets_all_of_them() -> None:
+    """PagerDuty: nothing is counted instead of told."""
+    told = Told(replace_receiver(group_wait_s=0, kind="pagerduty", routing_key="k"))
+    told.at(0, *(_alert(f"a{n:03}") for n in range(130)))
+    (message,) = told.last
+    assert (len(message.alerts), message.truncated) == (130, 0)
+
+
+def test_an_end_is_told_though_the_severity_fell_below_what_is_asked_for() -> None:
+    """A receiver of critical alone opened an incident; the alert became a warning, which is not repeated, and ended."""
+    told = Told(replace_receiver(group_wait_s=0, group_interval_s=0, match=('severity="critical"',)))
+    assert told.at(0, _alert("a", severity="critical")) == [["firing a"]]
+    assert told.at(20_000, _alert("a", severity="warning")) == []
+    assert told.at(20_100, _alert("a", "resolved", severity="warning")) == [["resolved a"]]
+    assert told.groups == {}
+
+
+def test_an_alert_stays_in_the_group_in_which_it_was_told() -> None:
+    """Most slow requests were at several workers, then at w1, whose hotspot silences the symptom: the end is told all the same."""
+    told = Told(replace_receiver(group_wait_s=0, group_interval_s=0))
+    assert told.at(0, _alert("a", worker="several")) == [["firing a"]]
+    assert told.at(60, _alert("a", worker="w1"), muted={"a": Muted((), ("h",))}) == []
+    assert told.at(120, _alert("a", "resolved", worker="w1"), muted={"a": Muted((), ("h",))}) == [["resolved a"]]
+    assert told.groups == {}
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_waiting() -> None:
+    """Told by a clock that was a day ahead; what is new an hour later is told then, not tomorrow."""
+    told = Told()
+    told.at(86_400, _alert("a"))
+    told.at(86_410, _alert("a"))
+    assert told.at(3_600, _alert("a"), _alert("b", cause="x")) == [["firing a", "firing b"]]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["firing", "resolved", "muted"])), max_size=40))
 def test_every_beginning_that_was_told_gets_its_end_and_no_end_comes_alone(story: list[tuple[str, str]]) -> None:
     """Over any story of three alerts: of each, told beginnings and ends alternate, and an end told means a beginning was."""
