@@ -135,6 +135,17 @@ def test_a_run_with_a_fault_raises_no_threshold() -> None:
     assert row[SLOWER.name]["measured_in"] == 0
 
 
+def test_a_part_can_be_measured_by_itself(told: dict[str, Any]) -> None:
+    """Null runs alone make thresholds anew and leave confidence as it was; the other way round what null runs reached stays."""
+    nulls = [_quiet({SLOWER.name: 0.2})]
+    new = tomllib.loads(calibrated(nulls, "2:2", told, "thresholds"))
+    assert new["confidence"] == told["confidence"]
+    assert (new["origin"]["seeds"], new["thresholds"][SLOWER.name]["measured_in"]) == ("2:2", 1)
+    again = tomllib.loads(calibrated(nulls, "3:3", new, "confidence"))
+    assert again["confidence"]["seeds"] == "3:3"
+    assert (again["origin"], again["thresholds"]) == (new["origin"], new["thresholds"])
+
+
 def _quiet(noted: dict[str, float]) -> dict[str, Any]:
     """The document of a null run that named nothing."""
     return {
@@ -175,7 +186,8 @@ def test_twenty_seeds_of_tuning_have_all_that_is_measured() -> None:
 
 def test_nothing_was_tuned_on_a_published_seed(told: dict[str, Any]) -> None:
     """Seeds of the calibration lie below those of the page, whose plain runs and null runs have others."""
-    last = max(int(seed) for part in told["origin"]["seeds"].split(",") for seed in part.replace("-", ":").split(":"))
+    seeds = ",".join(told[part]["seeds"] for part in ("origin", "confidence"))
+    last = max(int(seed) for part in seeds.split(",") for seed in part.replace("-", ":").split(":"))
     assert last <= TUNED_UP_TO < min(result.seed for result in read(PAGE.with_suffix(".csv")))
 
 
