@@ -26,6 +26,7 @@ FEWEST: Final = 5
 ROUNDS: Final = 3.0
 """Periods that the lengths of misses and those of hits have to span: within one, a grid is only a length."""
 CHANCE: Final = log(1e-4)
+"""Chance, of all grids that are tried together, that misses would lie so on one of them: log, so that it can be held against sums."""
 UNITS: Final = 64
 """Multiples of a block that are tried as periods, beside powers of two."""
 

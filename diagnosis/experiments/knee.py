@@ -16,6 +16,7 @@ from diagnosis.experiments.summary import ArmSummary
 from diagnosis.wording import seconds
 
 BREAKS_AT = 2.0
+"""Where no SLO is given: waiting that doubles what callers have at rest is what they notice."""
 TAIL_SHARE = 0.01
 """P99 leaves one of a hundred out."""
 

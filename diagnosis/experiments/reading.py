@@ -25,6 +25,7 @@ READ = ("mean", "p50", "p95", "p99")
 HOT_RATIO = 3.0
 """A request waits so many times longer at the hot worker than elsewhere."""
 MOST = 0.5
+"""Share from which on something is most of it: what is said then is true of more than the rest together."""
 ONLY_WHEN_ON = 3.0
 """Evictions or preemptions are the suspect's own where it has so many times the baseline's."""
 EVEN = 2.0

@@ -22,6 +22,7 @@ from diagnosis.text import table
 from diagnosis.wording import seconds, signed, wrapped
 
 WIDTH = 80
+"""Columns of the text."""
 
 
 def render(document: Mapping[str, Any], width: int = WIDTH) -> str:

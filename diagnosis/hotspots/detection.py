@@ -46,6 +46,7 @@ BY_TEST = {
     "pace": 0.004,
     "belief": 0.001,
 }
+"""What each test may use up of FALSE_ALARMS, for all workers of an interval together: 1 % in all."""
 MIN_HARM = 0.1
 """Regret over what the best alternatives would have cost, from which on a worker's excess is a hotspot: a tenth is the least that is told of a latency anywhere."""
 THETAS = np.geomspace(0.02, 40.0, 28)
@@ -113,7 +114,7 @@ def detect(seen: Observed, regret: Regret) -> Detected:
         of,
         load,
         at_once,
-        is_slow & harmful,
+        is_slow & (harmful | _harm_by_pace(seen, of, regret, is_slow)),
         wrong_intervals(of, is_wrong, can_err, num),
         slowness,
         p_load,
@@ -126,6 +127,27 @@ def intervals(seen: Observed) -> tuple[I64, int]:
     """([N] interval of each decision, how many intervals the window has)."""
     num = max(1, math.ceil(seen.end_s / INTERVAL_S - 1e-9))
     return np.clip((seen.decisions.at_s / INTERVAL_S).astype(np.int64), 0, num - 1), num
+
+
+def _harm_by_pace(seen: Observed, of: I64, regret: Regret, is_slow: Flags) -> Flags:
+    """[I, K] the slow worker's requests lost MIN_HARM by its pace alone: the same tokens, computed behind another worker's queue.
+
+    Asked where nobody tells what other workers held of a prompt. Regret then takes it that they held nothing, so what a slow worker
+    computes of a prompt that it mostly holds itself is never worth another's while.
+    """
+    num, workers = is_slow.shape
+    untold = np.flatnonzero(np.isnan(seen.decisions.matched).all(axis=1)) if is_slow.any() else np.zeros(0, dtype=np.int64)
+    if not len(untold):
+        return np.zeros_like(is_slow)
+    cost = regret.wait_s[untold] + regret.tokens[untold, None] * regret.token_s
+    chosen = seen.decisions.chosen[untold]
+    own, least = cost[np.arange(len(untold)), np.maximum(chosen, 0)], np.fmin.reduce(cost, axis=1)
+    known = np.isfinite(own) & np.isfinite(least) & (chosen >= 0)
+    cell = of[untold][known] * workers + chosen[known]
+    lost = np.bincount(cell, (own - least)[known], num * workers)
+    best = np.bincount(cell, least[known], num * workers)
+    harmful: Flags = (lost >= MIN_HARM * best) & (lost > 0)
+    return harmful.reshape(num, workers)
 
 
 def _load(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> tuple[F64, Flags, Flags]:
@@ -288,7 +310,7 @@ def _median(values: F64) -> F64:
 
 
 def usual_seconds(steps: Steps, workers: int) -> tuple[I64, F64, F64, F64]:
-    """(worker, end, seconds, mean seconds of steps of the same shape at other workers) of the steps that did something."""
+    """(worker, end, seconds, usual seconds of steps of the same shape) of the steps that did something."""
     prefill, decode = np.nan_to_num(steps.prefill_tokens), np.nan_to_num(steps.decode_tokens)
     used = (steps.worker >= 0) & (steps.duration_s > 0) & (prefill + decode > 0)
     worker, took = steps.worker[used], steps.duration_s[used]
@@ -302,14 +324,18 @@ def _bucket(amount: F64) -> I64:
 
 
 def _usual(worker: I64, shape: I64, took: F64, workers: int) -> F64:
-    """[m] mean of what the others took for the same shape; NaN where no other did it."""
+    """[m] what a worker takes for the same shape: the median of the workers' means, so that one that is slow moves nobody else's pace.
+
+    NaN where no other worker did it.
+    """
     _, code = np.unique(shape, return_inverse=True)
     num = int(code.max(initial=-1)) + 1
     cell = code * workers + worker
-    mine, mine_n = np.bincount(cell, took, num * workers), np.bincount(cell, minlength=num * workers)
-    total, total_n = np.bincount(code, took, num), np.bincount(code, minlength=num)
-    num_others = total_n[code] - mine_n[cell]
-    return np.where(num_others > 0, (total[code] - mine[cell]) / np.maximum(num_others, 1), np.nan)
+    count = np.bincount(cell, minlength=num * workers)
+    means = np.where(count > 0, np.bincount(cell, took, num * workers) / np.maximum(count, 1), np.nan)
+    means = means.reshape(num, workers)
+    usual = np.where(np.isfinite(means).sum(axis=1) > 1, _median(means), np.nan)
+    return np.asarray(usual[code])
 
 
 @lru_cache
