@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -57,10 +57,10 @@ class Alerting:
     ) -> None:
         self.book = AlertBook(store)
         self.settings, self.base_url = settings, base_url
-        self._meters = _Meters(registry, self.book)
         self.receivers: tuple[Receiver, ...] = ()
         if settings.receivers_file is not None:
             self.receivers = read_receivers(settings.receivers_file)
+        self._meters = _Meters(registry, self.book, [receiver.name for receiver in self.receivers])
         self.courier = Courier(
             self.book,
             self.receivers,
@@ -74,8 +74,7 @@ class Alerting:
 
     def start(self) -> None:
         """Look for the first time after one interval; deliver at once what an earlier process left."""
-        if self.receivers or self.book.deliveries("waiting", limit=1):
-            self.courier.start()
+        self.courier.start()
         if self.settings.enabled or self.receivers:
             self._thread = threading.Thread(target=self._run, name="kvscope-alerts", daemon=True)
             self._thread.start()
@@ -166,8 +165,8 @@ def _has_requests(store: DuckDBStore, window: Window) -> bool:
 class _Meters(Collector):
     """What alerting counts about itself."""
 
-    def __init__(self, registry: CollectorRegistry, book: AlertBook) -> None:
-        self._book = book
+    def __init__(self, registry: CollectorRegistry, book: AlertBook, receivers: Sequence[str]) -> None:
+        self._book, self._receivers = book, receivers
         made, looks = names.ALERT_DELIVERIES, names.ALERT_LOOK
         self._ended = Counter(made.name, made.doc, made.labels, registry=registry)
         self._looks = Histogram(looks.name, looks.doc, looks.labels, registry=registry, buckets=_LOOK_BOUNDS_S)
@@ -199,7 +198,9 @@ class _Meters(Collector):
             alerts.add_metric([state], sum(alert.state == state for alert in held))
         yield alerts
         outbox = GaugeMetricFamily(names.ALERT_OUTBOX.name, names.ALERT_OUTBOX.doc, labels=names.ALERT_OUTBOX.labels)
-        for (receiver, state), count in counts.items():
+        # who waits for nothing is a 0: what is absent meanwhile, a rule over the last minutes would not see
+        none = {(receiver, state): 0 for receiver in self._receivers for state in ("waiting", "dead")}
+        for (receiver, state), count in (none | counts).items():
             if state != "delivered":
                 outbox.add_metric([receiver, state], count)
         yield outbox

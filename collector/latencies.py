@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.counts.book import Exemplars
+from collector.counts.bounded import label
 from collector.counts.columns import numbers, words
 from collector.counts.outcomes import Outcomes
 from collector.durations import PHASES, Flags, durations_of, one_array, tallies_of, weights_of
@@ -299,7 +300,7 @@ def _key(number: int, words_of: list[list[str]]) -> SeriesKey:
     rest, hit = divmod(number, len(HITS))
     rest, model = divmod(rest, len(words_of[2]))
     vantage, worker = divmod(rest, len(words_of[1]))
-    return SeriesKey(words_of[0][vantage], words_of[1][worker], words_of[2][model], HITS[hit])
+    return SeriesKey(words_of[0][vantage], label(words_of[1][worker]), label(words_of[2][model]), HITS[hit])
 
 
 def _hits(requests: pa.Table, of_row: Counts, workers: list[str], block_sizes: Mapping[str, int]) -> Counts:

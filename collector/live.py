@@ -54,7 +54,7 @@ class Live:
     """The live picture; safe from several threads.
 
     max_open      open requests (and as many ended ones) that are followed; the oldest are dropped and counted
-    max_workers   workers that are followed; later ones are not
+    max_workers   workers that are followed; a later one takes the place of the one that told nothing for longest
     """
 
     def __init__(self, max_open: int, expiry_s: float, max_workers: int = 1000) -> None:
@@ -64,8 +64,9 @@ class Live:
         self._open: dict[str, OpenRequest] = {}
         self._ended: dict[str, None] = {}
         self._workers: dict[str, dict[str, Any]] = {}
+        self._told_ns: dict[str, int] = {}  # when each worker told something for the last time
         self.block_sizes: dict[str, int] = {}
-        """Worker -> tokens in a KV block, where told; read by others, only ever grows and changes here."""
+        """Worker -> tokens in a KV block, where told; read by others, changes here alone."""
         self._num_blocks: dict[str, int] = {}
         self._scraped: dict[str, dict[str, tuple[int, float]]] = {}
         self._lock = threading.Lock()
@@ -146,25 +147,38 @@ class Live:
         if steps.num_rows == 0:
             return
         names = pc.dictionary_encode(pc.fill_null(steps.column("worker"), "").combine_chunks())
-        codes = names.indices.to_numpy()
-        at_ns = steps.column("at_ns").to_numpy()
-        for code, worker in enumerate(names.dictionary.to_pylist()):
-            rows = np.flatnonzero(codes == code)
-            newest = int(rows[np.argmax(at_ns[rows])])
-            state = {name: steps.column(name)[newest].as_py() for name in _STEP_COLUMNS}
+        codes, at_ns = names.indices.to_numpy(), steps.column("at_ns").to_numpy()
+        order = np.lexsort((at_ns, codes))
+        newest = order[np.flatnonzero(np.diff(codes[order], append=-1))]
+        newest = newest[np.argsort(-at_ns[newest])][: self._max_workers]
+        for row, state in zip(newest, steps.select(_STEP_COLUMNS).take(pa.array(newest)).to_pylist(), strict=True):
+            worker = names[int(row)].as_py()
             with self._lock:
-                known = self._workers.get(worker)
-                if known is None and len(self._workers) >= self._max_workers:
+                if not self._admit(worker, state["at_ns"]):
                     continue
+                known = self._workers.get(worker)
                 if known is None or known["at_ns"] <= state["at_ns"]:
                     self._workers[worker] = state
 
+    def _admit(self, worker: str, at_ns: int) -> bool:
+        """Room for a worker that tells something now. Workers come and go under ever new names: the one silent for longest goes."""
+        if worker not in self._told_ns and len(self._told_ns) >= self._max_workers:
+            oldest = min(self._told_ns, key=self._told_ns.__getitem__)
+            if self._told_ns[oldest] >= at_ns:
+                return False
+            for of in (self._told_ns, self._workers, self._scraped, self.block_sizes, self._num_blocks):
+                of.pop(oldest, None)
+        self._told_ns[worker] = max(at_ns, self._told_ns.get(worker, at_ns))
+        return True
+
     def _add_facts(self, workers: pa.Table) -> None:
-        for row in workers.select(["worker", *_FACTS]).to_pylist():
+        for row in workers.select(["worker", "at_ns", *_FACTS]).to_pylist():
             name = row["worker"] or ""
-            for of, column in ((self.block_sizes, "block_size"), (self._num_blocks, "num_blocks")):
-                if row[column] and (name in of or len(of) < self._max_workers):
-                    of[name] = row[column]
+            with self._lock:
+                if self._admit(name, row["at_ns"]):
+                    for of, column in ((self.block_sizes, "block_size"), (self._num_blocks, "num_blocks")):
+                        if row[column]:
+                            of[name] = row[column]
 
     def _add_samples(self, samples: pa.Table) -> None:
         mine = samples.filter(pc.is_in(samples["name"], value_set=pa.array(SCRAPED)))
@@ -175,7 +189,7 @@ class Live:
         with self._lock:
             for row in totals:
                 worker = row["worker"] or ""
-                if worker not in self._scraped and len(self._scraped) >= self._max_workers:
+                if not self._admit(worker, row["at_ns"]):
                     continue
                 of_worker = self._scraped.setdefault(worker, {})
                 known = of_worker.get(row["name"])

@@ -85,18 +85,20 @@ class LiveJudge:
         """One pass. What fails is logged and counted, and the next pass tries again."""
         now_ns = self._clock()
         window = Window(now_ns - self._lookback_ns, now_ns, None)
-        for part in (self._count_ledger, self._count_regret):
+        for part, forget in ((self._count_ledger, self._forget_checks), (self._count_regret, self._forget_hotspots)):
             try:
                 with self._store.sharing():
                     part(window, now_ns)
+                continue
             except BadWindow:
-                continue  # nothing came
+                pass  # nothing came
             except KvscopeError as error:
                 log.warning("live judgement failed", extra={"reason": error.message})
                 self._book.add(names.LEDGER_SKIPPED, ("failed_passes",), 1)
             except Exception:
                 log.exception("live judgement failed")
                 self._book.add(names.LEDGER_SKIPPED, ("failed_passes",), 1)
+            forget()
 
     def metrics(self) -> Iterator[Metric]:
         """Gauges of the newest pass; the counters are in the book."""
@@ -113,16 +115,29 @@ class LiveJudge:
             spots.add_metric(labels, count)
         yield from (checks, spots)
 
+    def _forget_checks(self) -> None:
+        """What cannot be judged any more is not shown: a contradiction of an hour ago is none of now."""
+        with self._lock:
+            self._contradictions = {}
+
+    def _forget_hotspots(self) -> None:
+        with self._lock:
+            self._hotspots = {}
+
     def _count_ledger(self, window: Window, now_ns: int) -> None:
         until_ns = now_ns - int(SETTLE_S * S)
         seen = vantages(self._store, window)
         vantage = next((name for name in ("engine", "client") if name in seen), None)
         if vantage is None:
+            self._forget_checks()
+            with self._lock:
+                self._newest_ns = until_ns  # nothing is left to be split
             return
         ended = self._ended(vantage, window)
         if ended > MOST_REQUESTS:
             self._book.add(names.LEDGER_SKIPPED, ("too_many",), ended)
             log.warning("too many requests for the live ledger", extra={"requests": ended, "most": MOST_REQUESTS})
+            self._forget_checks()
             return
         too_long = self._too_long(vantage, window)
         if too_long:

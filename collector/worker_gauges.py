@@ -12,6 +12,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from collector.counts.book import metric_of
+from collector.counts.bounded import label
 from collector.live import Live
 from store import metric_catalogue as names
 
@@ -87,5 +88,5 @@ def _gauge(family: names.Family, series: Mapping[tuple[str, ...], float | None])
     metric: Metric = metric_of(family)
     for labels, value in series.items():
         if value is not None:
-            metric.add_metric(labels, value)  # type: ignore[attr-defined]  # of a gauge
+            metric.add_metric(tuple(map(label, labels)), value)  # type: ignore[attr-defined]  # of a gauge
     return metric

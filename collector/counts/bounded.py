@@ -3,10 +3,13 @@
 First come (`Names`): workers, models, policies; what comes later is `other`. The heaviest (`Tops`): tenants and prefixes, of
 which there may be 100,000 and new ones every minute. Their weights are a Misra-Gries summary, merged a batch at a time
 (Agarwal et al. 2012, Mergeable summaries): of n counted, every value heavier than n / CANDIDATES is in it. Old weight decays.
+
+So is the length of a value (`label`): a name of a megabyte would stand on the page a thousand times, once a bucket.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from typing import Any, Final
 
@@ -22,6 +25,17 @@ _RIPE: Final = 8.0
 """The least weight with which a newcomer may push another out."""
 
 
+LONGEST: Final = 200
+
+
+def label(text: str) -> str:
+    """The text as the value of a label: what is longer than LONGEST characters is cut, and told apart by a hash of all of it."""
+    if len(text) <= LONGEST:
+        return text
+    mark = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[: LONGEST - 9]}~{mark}"
+
+
 class Names:
     """Words up to a number; what comes later is `other`. Safe from several threads."""
 
@@ -31,6 +45,7 @@ class Names:
         self._lock = threading.Lock()
 
     def __call__(self, value: str) -> str:
+        value = label(value)
         with self._lock:
             if value in self._known or len(self._known) < self._most:
                 self._known.add(value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.counts.book import Book
-from collector.counts.bounded import OTHER, Tops
+from collector.counts.bounded import OTHER, Tops, label
 from collector.counts.columns import numbers, words
 from collector.counts.slos import Slos
 from collector.durations import one_array
@@ -119,13 +119,13 @@ class Outcomes:
         if column.null_count == len(column):
             return
         encoded = pc.dictionary_encode(column.drop_null())
-        gone = set(self._tenants.offer(encoded.dictionary.to_pylist(), _counts(encoded), now_ns))
+        gone = set(map(label, self._tenants.offer(encoded.dictionary.to_pylist(), _counts(encoded), now_ns)))
         if gone:
             self._book.drop(_OF_TENANTS, lambda labels: labels[2] in gone)
         of_tenant, shown = _slots(column, list(self._tenants.shown), pa.string())
         pairs = sorted({(key[0], key[2]) for key in keys})
         of_pair = np.array([pairs.index((key[0], key[2])) for key in keys])[of_row]
-        labels = [(*pair, tenant) for pair in pairs for tenant in shown]
+        labels = [(*pair, label(tenant)) for pair in pairs for tenant in shown]
         group = of_pair * len(shown) + of_tenant
         self._book.spread(names.TENANT_TTFT, names.LATENCY_BOUNDS_S, durations["ttft"], group, labels, weights)
         self._by_word(names.TENANT_SLO_REQUESTS, group, labels, met.astype(np.int64), _OUTCOME, weights)

@@ -140,6 +140,23 @@ def test_an_empty_store_is_no_fault(store: Store) -> None:
     assert list(book.metrics()) == []
 
 
+def test_what_can_be_judged_no_more_is_not_shown(store: Store, rows: Mapping[str, pa.Table]) -> None:
+    """Traffic stopped: a hotspot and a contradiction of then are none of now, or their alerts would fire for ever."""
+    clock = Clock()
+    made, _ = judge(store, clock)
+    put(store, rows)
+    clock.now_ns = T0 + round((SECONDS + 10) * S)
+    made.run_once()
+    before = {metric.name: metric.samples for metric in made.metrics()}
+    assert before[names.CONTRADICTIONS.name]
+    assert before[names.HOTSPOTS.name]
+    clock.now_ns = T0 + 3_600 * S
+    made.run_once()
+    after = {metric.name: metric.samples for metric in made.metrics()}
+    assert (after[names.CONTRADICTIONS.name], after[names.HOTSPOTS.name]) == ([], [])
+    assert after[names.LEDGER_NEWEST.name][0].value == pytest.approx(T0 / S + 3_600 - SETTLE_S)
+
+
 def test_rows_that_are_moved_keep_every_duration() -> None:
     """All instants by the same time, those in lists and spans too; nothing else."""
     rows = squeezed_rows(T0, 2.0)

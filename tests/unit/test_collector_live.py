@@ -159,3 +159,27 @@ def test_gauges_of_blocks_sum_to_the_capacity() -> None:
     assert found[(names.KV_FRAGMENTATION.name, "a")] == 64 / 960
     assert (names.KV_BLOCKS.name, "b", "free") not in found
     assert (names.KV_FRAGMENTATION.name, "b") not in found
+
+
+def test_a_new_worker_takes_the_place_of_the_one_that_is_silent_for_longest() -> None:
+    """A fleet whose workers have a new name after every start: the newest are seen however many there were before."""
+    live = Live(100, 3600, max_workers=2)
+    for number in range(5):
+        at_ns = NOW_NS + number * S
+        told(live, worker=[{"worker": f"w{number}", "at_ns": at_ns, "block_size": 16}])
+        told(live, step=[{"worker": f"w{number}", "at_ns": at_ns, "step": 1, "num_running": number}])
+    assert list(live.workers()) == ["w3", "w4"]
+    assert live.block_sizes == {"w3": 16, "w4": 16}
+    told(live, step=[{"worker": "late", "at_ns": NOW_NS, "step": 1}])
+    assert list(live.workers()) == ["w3", "w4"]
+
+
+def test_gauges_have_labels_of_a_bounded_length() -> None:
+    """Two names of a megabyte that differ in their last letter stay two workers, and the page stays small."""
+    live = Live(100, 3600)
+    long = ["w" * 1_000_000 + letter for letter in "ab"]
+    told(live, step=[{"worker": name, "at_ns": NOW_NS, "step": 1, "num_running": 1} for name in long])
+    (running,) = [metric for metric in worker_gauges(live) if metric.name == names.REQUESTS_RUNNING.name]
+    found = {sample.labels["worker"] for sample in running.samples}
+    assert len(found) == 2
+    assert max(map(len, found)) <= 200

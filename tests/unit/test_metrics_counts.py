@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collector.counts.blocks import Blocks
 from collector.counts.book import Book
-from collector.counts.bounded import CANDIDATES, Names, Tops
+from collector.counts.bounded import CANDIDATES, LONGEST, Names, Tops
 from collector.counts.fleet import Fleet
 from collector.counts.reuse_gaps import ReuseGaps
 from collector.counts.slos import Slos
@@ -384,6 +384,29 @@ def test_a_hundred_thousand_tenants_have_as_many_series_as_the_settings_allow() 
     assert set(series) <= {"big-0", "big-1", "big-2", "other"}
     assert sum(series[f"big-{n}"] for n in range(3)) >= 0.9 * 30_000
     assert sum(len(metric.samples) for metric in fleet.book.metrics()) < 400
+
+
+def test_names_of_a_megabyte_are_cut_and_stay_apart() -> None:
+    """They would stand on the page a thousand times, once a bucket."""
+    fleet, latencies, _ = made()
+    long = ["x" * 1_000_000 + letter for letter in "ab"]
+    observe(latencies, *(request(n, worker=name, model=name, tenant=name) for n, name in enumerate(long)))
+    observe(latencies, *(request(9 + n, worker=name, model=name, tenant=name) for n, name in enumerate(long)))
+    keys = [key for key, _ in latencies.shown()]
+    assert len({key.worker for key in keys}) == len({key.model for key in keys}) == 2
+    assert all(len(label) <= LONGEST for key in keys for label in (key.worker, key.model))
+    told = [sample for metric in fleet.book.metrics() for sample in metric.samples]
+    assert all(len(label) <= LONGEST for sample in told for label in sample.labels.values())
+    tenants = {sample.labels["tenant"]: sample.value for sample in told if sample.name == names.TENANT_REQUESTS.name}
+    assert sorted(tenants.values()) == [2, 2]
+    steps = table_from_rows("step", [{"worker": name, "at_ns": T0, "step": 1, "duration_s": 0.1} for name in long])
+    fleet.observe({"step": steps})
+    assert (
+        len(
+            {sample.labels["worker"] for m in fleet.book.metrics() for sample in m.samples if "worker" in sample.labels}
+        )
+        == 2
+    )
 
 
 def test_the_heaviest_are_found_whatever_comes_first() -> None:
