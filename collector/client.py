@@ -26,8 +26,9 @@ TIMEOUT_S = 120.0
 class CollectorClient:
     """Reads from a collector's API; its problem documents become errors with the same message and facts."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     @staticmethod
@@ -68,7 +69,7 @@ class CollectorClient:
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         request.setdefault("headers", self._headers)
         try:
-            return httpx.request(method, self.url + path, timeout=TIMEOUT_S, trust_env=False, **request)
+            return httpx.request(method, self.url + path, timeout=self._timeout_s, trust_env=False, **request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CollectorUnreachable(
                 f"no collector answers at {self.url} ({error}); start one with `kvscope serve`, or correct the address",

@@ -12,6 +12,7 @@ import typer
 from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
 from collector.perfetto.file import PerfettoOption, write_trace
+from collector.terminal import padded, width_of
 from engine_probe.errors import UsageError
 from engine_probe.events import column
 
@@ -222,7 +223,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def fitting(lines: list[list[str]], width: int | None) -> list[int]:
     """Positions of the columns that are shown: those of _LEFT_OUT go, one after another, until a line has its room."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    widths = [max(width_of(line[i]) for line in lines) for i in range(len(_COLUMNS))]
     shown = list(range(len(_COLUMNS)))
     for name in _LEFT_OUT:
         if width is None or sum(widths[i] + 2 for i in shown) - 2 <= width:
@@ -232,9 +233,9 @@ def fitting(lines: list[list[str]], width: int | None) -> list[int]:
 
 
 def _table(lines: list[list[str]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    widths = [max(width_of(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(padded(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
@@ -269,7 +270,7 @@ def _steps(steps: list[dict[str, Any]]) -> str:
     slowest = max(steps, key=lambda step: step["duration_s"] or 0.0)
     preempted = sum(step["num_preempted"] or 0 for step in steps)
     return (
-        f"lived through {len(steps)} steps; the slowest (step {slowest['step']}) took {_seconds(slowest['duration_s'])}; "
+        f"lived through {len(steps)} {'step' if len(steps) == 1 else 'steps'}; the slowest (step {slowest['step']}) took {_seconds(slowest['duration_s'])}; "
         f"{preempted} preemptions among all requests meanwhile"
     )
 

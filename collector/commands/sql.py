@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, printable, say
+from collector.terminal import cut, padded, width_of
 from engine_probe.errors import CollectorUnreachable, StoreBusy, UsageError
 
 if TYPE_CHECKING:
@@ -208,22 +209,19 @@ def _table(result: SqlResult) -> bytes:
     most = CELL_CHARACTERS if sys.stdout.isatty() else None
     lines = [[_cell(name, most) for name in names]]
     lines += [["-" if value is None else _cell(_plain(value), most) for value in row] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    widths = [max(width_of(line[i]) for line in lines) for i in range(len(names))]
     is_number = [column["type"].partition("(")[0] in _NUMBERS for column in result.columns]
     lines.insert(1, ["-" * width for width in widths])
     text = ""
     for line in lines:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
-        ]
+        cells = [padded(cell, width, right=right) for cell, width, right in zip(line, widths, is_number, strict=True)]
         text += "  ".join(cells).rstrip() + "\n"
     return text.encode()
 
 
 def _cell(text: str, most: int | None) -> str:
     safe = printable(text)
-    return safe if most is None or len(safe) <= most else safe[: most - 1] + "…"
+    return safe if most is None else cut(safe, most)
 
 
 _NUMBERS: Final = frozenset(

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from collector.client import announced
+from collector.terminal import width_of
 from collector.top_screen import screen
 from tests.conftest import Ended
 from tests.integration.collector_harness import Collector, request_row, running, step_row
@@ -91,3 +99,70 @@ def test_without_a_collector_it_says_how_to_start_one(tmp_path: Path, kvscope: C
     ended = kvscope("top", "--store", tmp_path / "s.duckdb", "--once")
     assert ended.code == 3
     assert "kvscope serve --store" in ended.err
+
+
+def test_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    """24 columns are not enough for them; what all begin or end with is left out, and numbers keep their columns."""
+    with running(tmp_path / "s.duckdb") as collector:
+        for number in (1, 2):
+            feed(collector, f"decode-workers-of-the-large-fleet-{number}.example.internal")
+        told = screen(collector.client.get("/api/v1/now").json(), 80).splitlines()
+    assert sum(line.startswith("…1…") for line in told) == 2
+    assert [line.split()[-2:] for line in told if line.startswith("…2…") and "30 %" in line] == [["50", "%"]]
+
+
+def test_wide_letters_take_the_columns_that_they_take(tmp_path: Path) -> None:
+    """漢字 is four columns wide: the numbers behind it stand where those behind a plain name do."""
+    with running(tmp_path / "s.duckdb") as collector:
+        for name in ("漢字漢字", "w0"):
+            feed(collector, name)
+        told = screen(collector.client.get("/api/v1/now").json(), 80).splitlines()
+    ends = {width_of(line) for line in told if line.endswith("50 %")}
+    assert len(ends) == 1
+    assert max(map(width_of, told)) <= 80
+
+
+def test_long_verdict_is_told_in_several_lines() -> None:
+    """A verdict has more than 80 columns; at most three lines are shown."""
+    words = " ".join(["premature_eviction"] * 30)
+    nothing = dict.fromkeys(("num_running", "num_waiting_prefill", "num_waiting_decode", "oldest_wait_s", "open"))
+    seen = {"totals": nothing, "now_ns": 0, "is_draining": False, "workers": [], "latencies": [], "recent_minutes": 5}
+    told = screen({**seen, "alerts": [{"alert": "A", "summary": words}], "findings": []}, 80).splitlines()
+    firing = [line for line in told if "premature" in line]
+    assert [line.endswith("…") for line in firing] == [False, False, True]
+    assert max(map(len, told)) <= 80
+
+
+def test_dumb_terminal_follows_a_collector_that_goes_and_comes_back_elsewhere(tmp_path: Path) -> None:
+    """No escape codes; while it is away that stands above the older picture; it is found again at its new port."""
+    store = str(tmp_path / "s.duckdb")
+    outer, inner = pty.openpty()
+    words = ["top", "--store", store, "--interval", "0.2"]
+    command = [sys.executable, "-c", "from collector.cli import main; main()", *words]
+    env = os.environ | {"TERM": "dumb", "COLUMNS": "80", "LINES": "24"}
+    with running(store) as collector, announced(store, collector.url):
+        feed(collector)
+        watching = subprocess.Popen(command, stdout=inner, stderr=inner, stdin=inner, env=env)
+        os.close(inner)
+        seen = _read_until(outer, b"w0")
+    try:
+        seen += _read_until(outer, b"trying again")
+        with running(store) as collector, announced(store, collector.url):
+            feed(collector, "w-again")
+            seen += _read_until(outer, b"w-again")
+    finally:
+        watching.send_signal(signal.SIGINT)
+        watching.wait(30)
+        os.close(outer)
+    assert b"\x1b" not in seen
+    assert b"start one with" in seen
+    assert watching.returncode == 130
+
+
+def _read_until(terminal: int, wanted: bytes) -> bytes:
+    seen, deadline = b"", time.monotonic() + 60
+    while wanted not in seen:
+        assert time.monotonic() < deadline, seen[-2000:]
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 65536)
+    return seen
