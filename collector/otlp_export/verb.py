@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +15,10 @@ from engine_probe.errors import EXIT_FINDING, StoreBusy, UsageError
 if TYPE_CHECKING:
     from collector.client import CollectorClient
     from collector.otlp_export.page import SpanPage
+
+
+MOST_SAID: Final = 5
+"""Different words of the backend that are passed on."""
 
 
 def export(
@@ -41,22 +45,28 @@ def export(
 
     asked = {"worker": worker, "model": model, "vantage": vantage}
     equal = {name: value for name, value in asked.items() if value is not None}
-    backend = Backend(otlp, _headers(header or []))
+    backend = Backend(otlp, _headers(header or []), on_wait=say)
     rows = not_taken = 0
+    said: dict[str, None] = {}
     with ExitStack() as stack:
         stack.callback(backend.close)
         for page in _pages(_source(stack, store, url, token, window, equal)):
-            not_taken += backend.send(page.body) if page.num_rows else 0
+            if page.num_rows:
+                answer = backend.send(page.body)
+                not_taken += answer.not_taken
+                said |= {answer.words: None} if answer.words and len(said) < MOST_SAID else {}
             rows += page.num_rows
             say(f"{rows:,} requests sent")
     if as_json:
-        emit_json({"url": backend.url, "requests": rows, "spans_not_taken": not_taken})
+        emit_json({"url": backend.url, "requests": rows, "spans_not_taken": not_taken, "backend_says": list(said)})
     else:
         emit(
             f"{rows:,} requests sent to {backend.url}"
             if rows
             else f"no request is stored in {window or 'all live rows'}"
         )
+    for words in said:
+        say(f"the backend says: {words}")
     if not_taken:
         say(f"the backend did not take {not_taken:,} of the spans")
         raise typer.Exit(EXIT_FINDING)

@@ -154,6 +154,7 @@ def _bounds(stays: Sequence[_Stay]) -> tuple[int, int]:
 
 
 def end_of(row: Mapping[str, Any]) -> int:
-    """The last instant that is known of a request."""
-    known = (row["end_ns"], row["last_token_ns"], row["first_token_ns"], row["arrival_ns"])
+    """The last instant that is known of a request: of one that was aborted that may be the instant of its row alone."""
+    told = row["at_ns"] if row["end_ns"] is None and row["last_token_ns"] is None else None
+    known = (row["end_ns"], row["last_token_ns"], row["first_token_ns"], row["arrival_ns"], told)
     return int(max(instant for instant in known if instant is not None))

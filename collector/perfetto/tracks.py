@@ -7,6 +7,7 @@ the first token are drawn, and no phase is invented.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from itertools import compress, pairwise
 from operator import not_
@@ -79,23 +80,26 @@ def _blocks(trace: ChromeTrace, blocks: Iterable[Row]) -> None:
         trace.track(worker_process(row["worker"]), f"blocks {row['change']}").instant(name, row["at_ns"], _facts(row))
 
 
-def _routes(trace: ChromeTrace, routes: Iterable[Row]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Draws the decisions; (request, worker chosen) -> (number of its arrow, instant of the decision)."""
+Arrows = dict[tuple[str, str], deque[tuple[int, int]]]
+"""(request, worker chosen) -> (number of its arrow, instant of the decision) of each decision, the earliest first."""
+
+
+def _routes(trace: ChromeTrace, routes: Iterable[Row]) -> Arrows:
+    """Draws the decisions, and answers with the arrows that leave them."""
     lanes: dict[str, Lanes] = {}
-    arrows: dict[tuple[str, str], tuple[int, int]] = {}
+    arrows: Arrows = defaultdict(deque)
     for number, (start_ns, route) in enumerate(_by_start(routes, "decision_s"), start=1):
         process = f"routing by {route['router']}" if route["router"] else "routing"
         track = lanes.setdefault(process, Lanes(trace, process, "decisions")).lane(start_ns, route["at_ns"])
         track.slice(f"{route['request_id']} to {route['chosen']}", start_ns, route["at_ns"], _facts(route), "route")
         if route["request_id"] is not None and route["chosen"] is not None:
-            arrows[route["request_id"], route["chosen"]] = number, route["at_ns"]
+            arrows[route["request_id"], route["chosen"]].append((number, route["at_ns"]))
             track.arrow_from(start_ns, number)
     return arrows
 
 
-def _requests(
-    trace: ChromeTrace, group: str, rows: Iterable[Row], arrows: Mapping[tuple[str, str], tuple[int, int]]
-) -> None:
+def _requests(trace: ChromeTrace, group: str, rows: Iterable[Row], arrows: Arrows) -> None:
+    """Rows in order of arrival: the first attempt at a worker ends the arrow of the first decision for it, the next the next."""
     lanes: dict[str, Lanes] = {}
     for row in rows:
         process = worker_process(row["worker"]) if row["vantage"] == "engine" else f"{row['vantage']}s' view"
@@ -105,8 +109,9 @@ def _requests(
         _phases(track, row, end_ns)
         if group == "requests":
             _tokens(track, row)
-        number, decided_ns = arrows.get((row["request_id"], row["worker"]), (0, 0))
-        if number and row["vantage"] == "engine" and decided_ns <= end_ns:
+        decisions = arrows.get((row["request_id"], row["worker"]))
+        if decisions and row["vantage"] == "engine" and decisions[0][1] <= end_ns:
+            number, decided_ns = decisions.popleft()
             track.arrow_to(max(start_ns, decided_ns), number)
 
 

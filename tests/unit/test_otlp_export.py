@@ -140,27 +140,50 @@ class Answers:
     """A backend that gives these answers one after another."""
 
     def __init__(self, *answers: httpx.Response) -> None:
-        self.answers, self.bodies, self.waits = list(answers), [], []
+        self.answers, self.bodies, self.waits, self.told = list(answers), [], [], []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(gzip.decompress(request.content))
         return self.answers.pop(0)
 
     def backend(self) -> Backend:
-        return Backend("http://h", {}, sleep=self.waits.append, transport=httpx.MockTransport(self))
+        transport = httpx.MockTransport(self)
+        return Backend("http://h", {}, sleep=self.waits.append, transport=transport, on_wait=self.told.append)
 
 
 def test_busy_backend_is_asked_again_after_as_long_as_it_says() -> None:
-    """429 and 503 are for later; the body is the same; the number of spans it leaves out is told."""
+    """429 and 503 are for later; the body is the same; the number of spans it leaves out is told, and why."""
     partial = ExportTraceServiceResponse()
     partial.partial_success.rejected_spans = 3
+    partial.partial_success.error_message = "too\nold"
     protobuf = {"content-type": "application/x-protobuf"}
     done = httpx.Response(200, content=partial.SerializeToString(), headers=protobuf)
     answers = Answers(httpx.Response(429, headers={"Retry-After": "7"}), httpx.Response(503), done)
-    assert answers.backend().send(b"spans") == 3
+    assert answers.backend().send(b"spans") == (3, "too old")
     assert answers.bodies == [b"spans"] * 3
+    assert ["HTTP 429" in answers.told[0], "HTTP 503" in answers.told[1]] == [True, True]
     assert answers.waits[0] >= 7
     assert 0 < answers.waits[1] < 7
+
+
+def test_partial_success_in_json_is_read_and_what_cannot_be_read_was_taken() -> None:
+    """A backend that answers protobuf with JSON counts in text, as OTLP's JSON does."""
+    json = {"content-type": "application/json"}
+    for body, told in (
+        (b'{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "no"}}', (2, "no")),
+        (b'{"partialSuccess": null}', (0, "")),
+        (b"[1", (0, "")),
+        (b"[]", (0, "")),
+        (b'{"partialSuccess": {"rejectedSpans": "many"}}', (0, "")),
+    ):
+        assert Answers(httpx.Response(200, content=body, headers=json)).backend().send(b"spans") == told
+
+
+def test_page_for_people_is_no_backend() -> None:
+    """A login page answers 200 to everything; nothing was taken there."""
+    page = httpx.Response(200, text="<p>log in", headers={"content-type": "text/html; charset=utf-8"})
+    with pytest.raises(BackendRefused, match="page for people"):
+        Answers(page).backend().send(b"spans")
 
 
 def test_refusal_is_told_with_the_backends_words_and_not_repeated() -> None:

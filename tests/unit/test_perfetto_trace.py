@@ -213,3 +213,42 @@ def test_requests_that_end_in_another_order_than_they_came_keep_apart(tmp_path: 
     drawn = on_tracks(document, "X")
     assert [drawn[f"worker w0 / requests {lane}"][0][0] for lane in (1, 2)] == ["long", "short"]
     assert drawn["worker w0 / requests 2"][4][0] == "next"
+
+
+def drawn_of(rows: dict[str, list[dict[str, Any]]], name: str, tmp_path: Path) -> dict[str, Any]:
+    """The trace of one request of these rows, checked."""
+    with open_store(str(tmp_path / "s.duckdb")) as store:
+        store.append(batch(rows))
+        document: dict[str, Any] = json.loads(json.dumps(trace_of_request(store, name, None)))
+    check_format(document)
+    return document
+
+
+def test_overlapping_attempts_each_have_a_lane_and_the_arrow_of_their_decision(tmp_path: Path) -> None:
+    """A hedged request: sent twice to one worker while the first attempt still runs."""
+    attempts = [engine_request("a", 0, 20, 500, attempt=0), engine_request("a", 100, 120, 300, attempt=1)]
+    decisions = [{"request_id": "a", "router": "r", "chosen": "w0", "at_ns": at(ms)} for ms in (-1, 99)]
+    document = drawn_of({"request": attempts, "route": decisions}, "a", tmp_path)
+    drawn, ends = on_tracks(document, "X"), on_tracks(document, "f")
+    assert [drawn[f"worker w0 / requests {lane}"][0][1:] for lane in (1, 2)] == [(1.0, 500.0), (101.0, 200.0)]
+    assert [ends[f"worker w0 / requests {lane}"] for lane in (1, 2)] == [[("served", 1.0)], [("served", 101.0)]]
+
+
+def test_aborted_request_lasts_until_it_was_told(tmp_path: Path) -> None:
+    """No token, no end: the instant of its row is the last that is known, and what its worker did until then is drawn."""
+    row = request("a", vantage="engine", worker="w0", state="aborted", arrival_ns=at(0), at_ns=at(40))
+    step = {"worker": "w0", "step": 1, "at_ns": at(30), "duration_s": 0.01}
+    drawn = on_tracks(drawn_of({"request": [row], "step": [step]}, "a", tmp_path), "X")
+    assert drawn["worker w0 / requests 1"] == [("a", 0.0, 40.0), ("to first token", 0.0, 40.0)]
+    assert drawn["worker w0 / steps"] == [("step", 20.0, 10.0)]
+
+
+@pytest.mark.parametrize("tokens", [1, 8000])
+def test_one_token_and_8000_tokens_are_drawn_whole(tokens: int, tmp_path: Path) -> None:
+    """A mark a token; one token has no stretch of tokens behind it."""
+    instants = [at(20 + n) for n in range(tokens)]
+    row = engine_request("a", 0, 20, 19 + tokens, token_ns=instants, spans=[], output_tokens=tokens)
+    document = drawn_of({"request": [row]}, "a", tmp_path)
+    assert len(on_tracks(document, "i")["worker w0 / requests 1"]) == tokens
+    names = [name for name, *_ in on_tracks(document, "X")["worker w0 / requests 1"]]
+    assert names == ["a", "to first token", *(["tokens"] if tokens > 1 else [])]
