@@ -70,8 +70,10 @@ def slowest(incident: Mapping[str, Any], metric: str, utc: Any) -> str:
 
 
 def queries(incident: Mapping[str, Any]) -> str:
-    """Every query behind a number, under its hash."""
-    return "\n\n".join(f"{query['hash']}\n\n~~~sql\n{query['sql']}\n~~~" for query in incident["queries"])
+    """Every query behind a number, under its hash, with the parts that rest on it."""
+    return "\n\n".join(
+        f"{query['hash']} ({', '.join(query['of'])})\n\n~~~sql\n{query['sql']}\n~~~" for query in incident["queries"]
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

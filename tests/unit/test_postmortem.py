@@ -127,6 +127,27 @@ def test_slowest_requests_come_with_what_their_time_went_into(store: Store) -> N
     assert slowest[0]["phases"] == {"queue": 1.0, "prefill": 1.0}
 
 
+def test_every_number_can_be_asked_for_again(store: Store) -> None:
+    """Each query runs as it stands and gives what the report says; names with quotes and NULs do not break it."""
+    put(store)
+    run = "o'neill \0 ?"
+    other = [call(f"'{n}\0?", 120 + n, 2.0, tenant="x", run_id=run) for n in range(3)]
+    store.append(batch({"request": other}))
+    told = verdict()
+    told["windows"]["suspect"]["run"] = run
+    found = incident(store, told)
+    assert found["impact"]["suspect"]["requests"] == len(found["slowest"]) == 3
+    assert {of for query in found["queries"] for of in query["of"]} >= {"impact", "timeline", "slowest requests"}
+    answers = [store.query(query["sql"]).to_pylist() for query in found["queries"] if "impact" in query["of"]]
+    assert [rows[0]["over"] for rows in answers if "met" in rows[0]] == [0, 3]
+    page = render_html(told, found, version="1")
+    for query in found["queries"]:
+        store.query(query["sql"])
+        assert f'id="query-{query["hash"]}"' in page
+    anchors = re.findall(r'href="#([^"]+)"', page)
+    assert all(f'id="{anchor}"' in page for anchor in anchors)
+
+
 def test_summary_is_three_sentences(store: Store) -> None:
     """What and why, whom it hurt, what to do."""
     put(store)
