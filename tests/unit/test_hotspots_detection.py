@@ -77,7 +77,7 @@ def test_straggler_is_found_from_steps_and_from_requests(tells_steps: bool, tell
 
 
 def test_worker_a_tenth_slower_is_no_straggler() -> None:
-    """However certain: below MIN_SLOW nothing is told."""
+    """However certain: below what is material nothing is told."""
     fleet = Fleet(4, POLICIES["round_robin"], LENGTHS["equal"], per_interval=200, use=0.3, slow=((2, 1.1),), noise=0.0)
     assert find(simulate(fleet)).status == "none"
 
