@@ -1,6 +1,7 @@
 """Alertmanager says that something is wrong; kvscope says why: the window of its alerts is diagnosed, and the verdict attached.
 
-One message is one diagnosis: Alertmanager groups what belongs together. What comes again (repeat_interval, a retry) gets the finding
+One message is one diagnosis: Alertmanager groups what belongs together. Of alerts that are told only once they are over (the collector
+was away while they fired) the window until their end is diagnosed. What comes again (repeat_interval, a retry) gets the finding
 that it has, unless so much time passed that there is more to see. That a verdict cannot be made is an answer, not an error: Alertmanager
 would send the same again and again.
 """
@@ -92,16 +93,18 @@ def take_in(services: Services, alerting: Alerting, message: AlertmanagerMessage
     now_ns = time.time_ns()
     known = {alert.alert_id: alert for alert in alerting.book.alerts(ids=[_id(a) for a in message.alerts])}
     fresh = [a for a in message.alerts if a.status == "firing" and not _has_finding(known.get(_id(a)), now_ns)]
-    attached, because = _judged(services, alerting, fresh, now_ns) if fresh else ({}, None)
+    if not any(a.status == "firing" for a in message.alerts):
+        fresh = [a for a in message.alerts if _id(a) not in known]
+    attached = _judged(services, alerting, fresh, now_ns) if fresh else {}
+    is_fresh = {_id(alert) for alert in fresh}
     kept = []
     for alert in message.alerts:
-        before = known.get(_id(alert))
-        told = attached if alert in fresh else {}
-        kept.append(_episode(alert, before, told, now_ns))
+        told = attached if _id(alert) in is_fresh else {}
+        kept.append(_episode(alert, known.get(_id(alert)), told, now_ns))
     alerting.book.save(Changes(alerts=tuple(kept)))
     alerting.tell()
     findings = {str(found["id"]): found for found in list(services.findings)}
-    return [_told(alert, findings, because) for alert in kept]
+    return [_told(alert, findings) for alert in kept]
 
 
 def end_unheard(book: AlertBook, now_ns: int) -> None:
@@ -115,17 +118,15 @@ def end_unheard(book: AlertBook, now_ns: int) -> None:
         book.save(Changes(alerts=tuple(unheard)))
 
 
-def _judged(
-    services: Services, alerting: Alerting, alerts: list[OneAlert], now_ns: int
-) -> tuple[dict[str, str], str | None]:
-    """(annotations to attach, why there is no finding)."""
+def _judged(services: Services, alerting: Alerting, alerts: list[OneAlert], now_ns: int) -> dict[str, str]:
+    """Annotations to attach: the verdict and where its report is, or why there is none."""
     from alerts.checks.latency import LatencyCheck
     from diagnosis.diagnose import METRICS, diagnose
     from diagnosis.windows import choose
 
     before_ns = round(alerting.settings.window_s * NS)  # a rule fires some time after the trouble began
     start_ns = min(_ns(alert.startsAt) for alert in alerts) - before_ns
-    end_ns = now_ns - round(alerting.settings.settle_s * NS)
+    end_ns = min(max(_ended_ns(alert, now_ns) for alert in alerts), now_ns - round(alerting.settings.settle_s * NS))
     window = Window(max(start_ns, end_ns - LONGEST_NS), end_ns)
     metrics = [alert.labels.get("metric") for alert in alerts]
     metric = next((name for name in metrics if name in METRICS), "ttft")
@@ -135,7 +136,7 @@ def _judged(
         chosen = choose(services.store, None, window, now_ns)
         verdict = diagnose(services.store, chosen.base, window, metric=metric, now_ns=now_ns, why=chosen.why).to_dict()
     except DiagnosisError as error:
-        return {"kvscope_because": error.message}, error.message
+        return {BECAUSE: error.message}
     baseline, suspect = text_of(chosen.base), text_of(window)
     number = services.keep_finding({"made_ns": now_ns, **short(verdict, baseline, suspect, _id(alerts[0]))})
     check = LatencyCheck(services.store, metric)
@@ -147,7 +148,7 @@ def _judged(
         "kvscope_remedy": "; ".join(text for cause in verdict["causes"][:2] for text in cause["remedy"][:2]),
     }
     spots = _hotspots(services, window)
-    return attached | ({"kvscope_hotspots": spots} if spots else {}), None
+    return attached | ({"kvscope_hotspots": spots} if spots else {})
 
 
 def _hotspots(services: Services, window: Window) -> str:
@@ -165,9 +166,10 @@ def _has_finding(alert: Alert | None, now_ns: int) -> bool:
 
 
 def _episode(alert: OneAlert, before: Alert | None, attached: dict[str, str], now_ns: int) -> Alert:
-    kept = (
-        {} if before is None else {name: before.annotations[name] for name in _ATTACHED if name in before.annotations}
-    )
+    kept: Mapping[str, str] = {}
+    if before is not None:
+        names = _ATTACHED - {BECAUSE} if attached else _ATTACHED
+        kept = {name: before.annotations[name] for name in names if name in before.annotations}
     source = {"source": alert.generatorURL} if alert.generatorURL else {}
     made = Alert(
         alert_id=_id(alert),
@@ -175,23 +177,28 @@ def _episode(alert: OneAlert, before: Alert | None, attached: dict[str, str], no
         origin="alertmanager",
         state=alert.status,
         labels=alert.labels,
-        annotations={**alert.annotations, **source, **kept, **attached},
+        annotations={**_theirs(alert.annotations), **source, **kept, **attached},
         starts_ns=_ns(alert.startsAt),
         claimed_until_ns=now_ns if attached or before is None else before.claimed_until_ns,
         last_seen_ns=now_ns,
         updated_ns=now_ns,
         fired_ns=before.fired_ns if before is not None else now_ns,
     )
-    if alert.status == "firing":
-        return made
-    ends_ns = _ns(alert.endsAt) if alert.endsAt is not None else now_ns
-    return replace(made, ends_ns=ends_ns if ends_ns > 0 else now_ns)
+    return made if alert.status == "firing" else replace(made, ends_ns=_ended_ns(alert, now_ns))
 
 
-_ATTACHED: Final = ("finding", "report", "window", "kvscope_verdict", "kvscope_remedy", "kvscope_hotspots")
+BECAUSE: Final = "kvscope_because"
+_ATTACHED: Final = frozenset(
+    {"finding", "report", "window", "kvscope_verdict", "kvscope_remedy", "kvscope_hotspots", BECAUSE}
+)
 
 
-def _told(alert: Alert, findings: Mapping[str, Mapping[str, Any]], because: str | None) -> dict[str, Any]:
+def _theirs(annotations: Mapping[str, str]) -> dict[str, str]:
+    """What the alert said itself; where that has a name that only a verdict of ours may have, under another name."""
+    return {f"alertmanager_{name}" if name in _ATTACHED else name: text for name, text in annotations.items()}
+
+
+def _told(alert: Alert, findings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     number = alert.annotations.get("finding")
     return {
         "alert_id": alert.alert_id,
@@ -199,8 +206,14 @@ def _told(alert: Alert, findings: Mapping[str, Mapping[str, Any]], because: str 
         "status": alert.state,
         "finding": findings.get(number) if number is not None else None,
         "report": alert.annotations.get("report"),
-        "because": because if number is None else None,
+        "because": alert.annotations.get(BECAUSE) if number is None else None,
     }
+
+
+def _ended_ns(alert: OneAlert, now_ns: int) -> int:
+    """When it ended; now where it fires, or does not say."""
+    ends_ns = 0 if alert.status == "firing" or alert.endsAt is None else _ns(alert.endsAt)
+    return ends_ns if ends_ns > 0 else now_ns
 
 
 def _id(alert: OneAlert) -> str:
