@@ -59,7 +59,7 @@ class Threshold:
         return bool(statistic >= self.value)
 
 
-def threshold(name: str, *, least: float, unit: str, says: str, why: str = "") -> Threshold:
+def threshold(name: str, *, least: float, unit: str, says: str, why: str) -> Threshold:
     """Declare one; a name is used once."""
     found = Threshold(name, least, unit, says, why)
     assert _declared.setdefault(name, found) == found, f"two thresholds are called {name}"
