@@ -11,12 +11,19 @@ from diagnosis.facts import Facts
 from diagnosis.sampled import sampled_words, total
 from diagnosis.wording import number, percent
 
-GROWTH = threshold("load_step.growth", least=0.10, unit="relative", says="growth of the arrival rate at each worker")
+GROWTH = threshold(
+    "load_step.growth",
+    least=0.10,
+    unit="relative",
+    says="growth of the arrival rate at each worker",
+    why="a tenth more load is what capacity is planned with",
+)
 STANDS_OUT = threshold(
     "load_step.standard_errors",
     least=3.0,
     unit="standard errors",
     says="how far that growth is from two draws of one rate",
+    why="one in 700 pairs of equal rates is as far apart",
 )
 
 
