@@ -22,6 +22,7 @@ I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 Obj = NDArray[np.object_]
 MAX_SEATS: Final = 1 << 30
+"""More is no setting."""
 
 
 def rows_by_code(codes: I64, num_codes: int) -> list[I64]:

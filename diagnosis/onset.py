@@ -18,6 +18,7 @@ TRACE = 0.05
 MET_BY = 20
 """Requests of the suspect window that must have met it."""
 MET_S = 0.001
+"""Less than a millisecond nobody has met."""
 
 
 def began(case: Case, rows: Sequence[str]) -> bool:

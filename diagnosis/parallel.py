@@ -17,6 +17,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 THREADS = 2
+"""What the store and large arrays gain by: more wait for memory."""
 
 
 class _Threads(ThreadPoolExecutor):

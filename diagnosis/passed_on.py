@@ -40,6 +40,7 @@ RESHAPES = frozenset(("queue_budget", "queue_seats"))
 OWN_WORK = ("own_prefill", "own_decode")
 """They follow too where requests are of the same kind: the same prompt and answer take longer in steps that they share with more."""
 LEADS = 0.5
+"""Share of what fills steps that the one must have who is told to have passed it on: the larger half."""
 
 
 def follows(

@@ -28,6 +28,7 @@ from diagnosis.wording import listing, percent, signed
 from diagnosis.wording import seconds as in_seconds
 
 DUST_S = 1e-9
+"""Below a nanosecond, the clocks' own step, nothing changed."""
 MOST = 0.5
 """Share of the change from which on a cause that the baseline has not may be named, although few requests carry the change."""
 OVER = "What the baseline had and is over: "

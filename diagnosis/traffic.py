@@ -19,6 +19,7 @@ from diagnosis.quantiles import expected_shortfall, nearest_rank
 
 ROWS = ("length_shift", "mix_shift")
 MOSTLY = 0.5
+"""Share of the change of lengths that categories explain, from which on it is their mix that moved."""
 
 
 @dataclass(frozen=True, slots=True)

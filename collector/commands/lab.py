@@ -200,6 +200,9 @@ def calibrate(
     to: Annotated[
         Path | None, typer.Option(help="The file to write.", show_default="that of the installed diagnosis")
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="`thresholds` (null runs alone) or `confidence`; the other part stays as it is.")
+    ] = None,
     requests: RequestsOption = NUM_REQUESTS,
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
     json: JsonOption = False,
@@ -210,9 +213,12 @@ def calibrate(
     """
     import tomllib
 
-    from diagnosis.calibration import FILE
-    from diagnosis.lab.calibrate import calibrated
-    from diagnosis.lab.plan import TUNED_UP_TO, tuning
+    from diagnosis.calibration import FILE, measured
+    from diagnosis.lab.calibrate import PARTS, calibrated
+    from diagnosis.lab.plan import TUNED_UP_TO, is_null, tuning
+
+    if only is not None and only not in PARTS:
+        raise UsageError(f"--only {only!r}: expected {' or '.join(PARTS)}")
 
     path, chosen = to or FILE, seed_list(seeds)
     if max(chosen) > TUNED_UP_TO:
@@ -221,7 +227,8 @@ def calibrate(
         )
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--to: there is no folder {path.parent}; create it first", path=str(path))
-    text = calibrated(_played(tuning(chosen, requests), folder, processes), seeds)
+    wanted = [order for order in tuning(chosen, requests) if only != "thresholds" or is_null(order.fault)]
+    text = calibrated(_played(wanted, folder, processes), seeds, measured(), only)
     path.write_text(text, encoding="utf-8")
     say(f"calibration: {path}")
     if json:

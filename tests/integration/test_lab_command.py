@@ -166,6 +166,7 @@ def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
         ["matrix", "--from", "no/such/file.csv", "--page", "m.md"],
         ["matrix", "--severity", "grim", "--fault", "none"],
         ["calibrate", "--to", "no/such/folder/c.toml"],
+        ["calibrate", "--only", "everything"],
         ["coverage", "--pairs", "1"],
     ],
 )
