@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from alerts.matchers import fingerprint
 from store.interface import Window
 
+SEVERAL: Final = "several"
+"""A label's value where it is no single worker (model, tenant) that it is about."""
 RUNBOOKS = "/api/v1/runbooks/"
 """Where the collector serves runbooks by name; a condition names its own in the annotation `runbook_url`."""
 
@@ -65,7 +67,7 @@ class Check(Protocol):
         ...
 
     def report(self, window: str, baseline: str | None) -> str:
-        """Path and query of the API that tells all about the window."""
+        """Path and query of the page that tells people all about the window; `suspect` in the query names it."""
         ...
 
 

@@ -39,8 +39,8 @@ class HotspotCheck:
         return Look(tuple(_condition(spot) for spot in found.hotspots if self._is_material(spot)))
 
     def report(self, window: str, baseline: str | None) -> str:
-        """The hotspots of the window."""
-        return f"/api/v1/hotspots?window={window}"
+        """The page of workers: hotspots need no baseline, and a postmortem cannot be without one."""
+        return f"/workers?suspect={window}"
 
     def _is_material(self, spot: Hotspot) -> bool:
         if spot.regret_s is None:

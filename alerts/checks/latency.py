@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from alerts.condition import Condition, Look, text_of, window_of
+from alerts.condition import SEVERAL, Condition, Look, text_of, window_of
 from alerts.finding import short
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
@@ -28,7 +28,6 @@ LEAST_SHARE: Final = 0.25
 MOST: Final = 0.5
 CRITICAL_RATIO: Final = 1.0
 """Grown by its own size and more: critical."""
-SEVERAL: Final = "several"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from store.alert_rows import Alert
 
 NEVER: Final = "0001-01-01T00:00:00Z"
 """Go's zero time: how Alertmanager says that an alert has not ended."""
+ALERTS_PAGE: Final = "/alerts"
+"""Where the collector shows its alerts to people."""
 
 
 def render(message: Message, base_url: str) -> str:
@@ -49,6 +51,11 @@ def instant(at_ns: int) -> str:
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"
 
 
+def report_of(alert: Alert, base_url: str) -> str:
+    """Where people read about it: its report; for one that has none, the page of alerts."""
+    return alert.annotations.get("report", f"{base_url}{ALERTS_PAGE}")
+
+
 def _alert(alert: Alert, base_url: str) -> dict[str, Any]:
     return {
         "status": "firing" if alert.state == "firing" else "resolved",
@@ -56,6 +63,6 @@ def _alert(alert: Alert, base_url: str) -> dict[str, Any]:
         "annotations": dict(alert.annotations),
         "startsAt": instant(alert.starts_ns),
         "endsAt": NEVER if alert.ends_ns is None else instant(alert.ends_ns),
-        "generatorURL": alert.annotations.get("report", f"{base_url}/api/v1/alerts"),
+        "generatorURL": report_of(alert, base_url),
         "fingerprint": alert.fingerprint,
     }

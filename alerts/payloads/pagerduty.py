@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from alerts.notify import Message
-from alerts.payloads.alertmanager import instant
+from alerts.payloads.alertmanager import instant, report_of
 from store.alert_rows import Alert
 
 SEVERITIES: Final = {"critical": "critical", "warning": "warning", "info": "info"}
@@ -34,7 +34,7 @@ def _event(alert: Alert, routing_key: str, base_url: str) -> dict[str, Any]:
         "class": alert.labels.get("cause") or alert.labels.get("alertname", "alert"),
         "custom_details": {**dict(alert.labels), **dict(said)},
     }
-    links = [{"href": said.get("report", f"{base_url}/api/v1/alerts"), "text": "report"}]
+    links = [{"href": report_of(alert, base_url), "text": "report"}]
     return {
         **event,
         "event_action": "trigger",

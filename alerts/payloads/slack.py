@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from alerts.notify import Message
-from alerts.payloads.alertmanager import instant
+from alerts.payloads.alertmanager import instant, report_of
 from store.alert_rows import Alert
 
 MOST_BLOCKS: Final = 45
@@ -46,5 +46,4 @@ def _section(alert: Alert, base_url: str) -> dict[str, Any]:
     if "remedy" in said:
         lines.insert(2, f"To do: {escape(said['remedy'])}")
     text = "\n".join(line for line in lines if line)[:MOST_TEXT]
-    link = said.get("report", f"{base_url}/api/v1/alerts")
-    return {"type": "section", "text": {"type": "mrkdwn", "text": f"{text}\n<{link}|report>"}}
+    return {"type": "section", "text": {"type": "mrkdwn", "text": f"{text}\n<{report_of(alert, base_url)}|report>"}}

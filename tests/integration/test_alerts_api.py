@@ -85,7 +85,7 @@ def test_alertmanager_gets_a_finding_and_a_report_link(tmp_path: Path) -> None:
         assert taken["finding"]["suspect"].partition("/")[0] == str(_whole(now_ns - 60 * S) - 300 * S)
         assert taken["finding"]["alert_id"] == taken["alert_id"]
         report = collector.client.get(taken["report"].removeprefix(collector.url))
-        assert report.status_code == 200
+        assert (report.status_code, report.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert taken["report"].startswith(collector.url)
         shown = collector.client.get("/api/v1/alerts", params={"origin": "alertmanager"})
         TypeAdapter(AlertRows).validate_json(shown.content)

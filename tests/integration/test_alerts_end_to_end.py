@@ -109,7 +109,10 @@ def test_the_evaluator_tells_of_a_fault_with_its_reason_and_a_report(
     collector, box, _ = served
     told = _until("the hotspot", lambda: _told(box, "KvscopeHotspotFound"))
     assert told["labels"]["cause"] == "hotspot_affinity"
-    spots = httpx.get(told["annotations"]["report"], timeout=60).json()
+    page = httpx.get(told["annotations"]["report"], timeout=60)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    window = page.url.params["suspect"]  # what the page's script asks for
+    spots = collector.client.get("/api/v1/hotspots", params={"suspect": window}).json()
     assert spots["hotspots"][0]["subject"]["id"] == told["labels"]["worker"]
     book = httpx.get(told["annotations"]["runbook_url"], timeout=60)
     assert book.headers["content-type"].startswith("text/markdown")

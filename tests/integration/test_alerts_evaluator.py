@@ -91,7 +91,7 @@ def test_a_fault_is_claimed_then_confirmed_by_later_data(watch: Watch, story: Wi
     assert spot.labels["worker"] == symptom.labels["worker"]
     assert spot.annotations["remedy"]
     window = f"{story.fault_ns}/{story.fault_ns + 2 * half}"
-    assert spot.annotations["report"] == f"http://kvscope/api/v1/hotspots?window={window}"
+    assert spot.annotations["report"] == f"http://kvscope/workers?suspect={window}"
     assert symptom.annotations["report"] == (
         f"http://kvscope/api/v1/reports?baseline={symptom.baseline}&suspect={window}&metric=ttft&format=html"
     )

@@ -97,6 +97,17 @@ def test_pagerduty_opens_and_closes_under_one_key() -> None:
     assert resolve == {"routing_key": "R0", "dedup_key": "ep2", "event_action": "resolve"}
 
 
+@pytest.mark.parametrize("kind", ["webhook", "slack", "pagerduty", "generic"])
+def test_an_alert_without_a_report_leads_people_to_the_page_of_alerts(kind: str) -> None:
+    """Of each kind of receiver: the link is that of a page, not of the API's JSON."""
+    alert = Alert("ep3", "d" * 16, "alertmanager", "firing", LABELS, {"summary": "s"}, START, START, START, START)
+    fields = {"pagerduty": {"routing_key": "R0"}, "generic": {"template": "{{ message.alerts[0].generatorURL }}"}}
+    to = Receiver(name="box", kind=kind, url="https://x.example/", **fields.get(kind, {}))  # type: ignore[arg-type]
+    (body,) = render(to, Message("m", "box", "{}", {}, (alert,)), BASE)
+    assert f"{BASE}/alerts" in body
+    assert "/api/" not in body
+
+
 def test_a_body_of_ones_own_is_a_template_over_alertmanagers_document() -> None:
     """Values that others said are quoted by `tojson`, so the body stays JSON."""
     template = '{"n": {{ message.alerts | length }}, "what": {{ message.commonAnnotations.summary | tojson }}, "id": {{ delivery_id | tojson }}}'
