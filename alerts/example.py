@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from alerts.notify import Message
-from store.alert_rows import Alert, Delivery
+from store.alert_rows import Alert, AlertState, Delivery
 
 if TYPE_CHECKING:
     from alerts.receivers import Receiver
@@ -35,6 +36,29 @@ EXAMPLE: Final = Message(
         ),
     ),
 )
+
+
+def unlike(group_by: Sequence[str]) -> Message:
+    """A message of two alerts, one of them over, that share the labels `alertname` and `worker` where those group them, and no other word."""
+    (one,) = EXAMPLE.alerts
+    shared = {
+        name: value for name, value in {"alertname": "KvscopeExample", "worker": "w1"}.items() if name in group_by
+    }
+    alerts = tuple(
+        replace(
+            one,
+            alert_id=f"example-{number}",
+            state=state,
+            labels={"alertname": f"KvscopeExample{number}", "severity": severity, **shared},
+            annotations={"summary": f"an example, number {number}", "description": f"example {number}"},
+            ends_ns=one.starts_ns if state == "resolved" else None,
+        )
+        for number, state, severity in _UNLIKE
+    )
+    return replace(EXAMPLE, group_labels=shared, alerts=alerts)
+
+
+_UNLIKE: Final[tuple[tuple[int, AlertState, str], ...]] = ((1, "firing", "critical"), (2, "resolved", "warning"))
 
 
 def example_delivery(receiver: Receiver, now_ns: int) -> Delivery:

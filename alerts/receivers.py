@@ -158,7 +158,7 @@ def _check(receiver: Receiver) -> None:
     if receiver.template is not None:
         from alerts.payloads.generic import check_template
 
-        check_template(receiver.name, receiver.template)
+        check_template(receiver.name, receiver.template, receiver.group_by)
 
 
 def _first_line(receiver: Receiver, path: Path) -> str:

@@ -54,6 +54,15 @@ class Grafana:
         # A proxy of the environment would be asked for addresses of this machine too.
         self._face.api.s.trust_env = False
 
+    def require(self) -> None:
+        """See that it is a Grafana at all. Raises ServerUnreachable: a Prometheus or a proxy answers 404 to everything, as if all were missing."""
+        found = self._found(lambda: self._face.api.GET("/health"))
+        if found is None or "database" not in found:
+            raise ServerUnreachable(
+                f"what answers at {self.url} is no Grafana (it has no /api/health); check the address, its port and its path",
+                url=self.url,
+            )
+
     def has_plugin(self, plugin: str) -> bool | None:
         """Whether a plugin is installed; None where this token may not ask."""
         try:

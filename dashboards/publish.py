@@ -26,6 +26,7 @@ class Server(Protocol):
 
     url: str
 
+    def require(self) -> None: ...
     def has_plugin(self, plugin: str) -> bool | None: ...
     def folder(self, uid: str) -> dict[str, Any] | None: ...
     def create_folder(self, uid: str, title: str) -> None: ...
@@ -94,6 +95,7 @@ def publish(server: Server, wanted: Wanted, *, dry_run: bool = False) -> Iterato
 
     Raises SourceMissing, and what the border raises (ServerUnreachable, AccessRefused, PublishError); what was done before stays.
     """
+    server.require()
     _require_plugin(server)
     uids = {}
     for variable, source in ((METRICS, wanted.metrics), (API, wanted.api)):

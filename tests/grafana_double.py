@@ -41,6 +41,8 @@ class Double:
                 return self.refuse, {"message": "You'll need additional permissions to perform this action"}
         words = path.strip("/").split("/")
         match method, words:
+            case "GET", ["health"]:
+                return 200, {"commit": "0", "database": "ok", "version": "11.6.0"}
             case "GET", ["plugins", name, "settings"]:
                 return (200, {"id": name}) if name in self.plugins else (404, {"message": "Plugin not found"})
             case "GET", ["folders", uid]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from dashboards.publish import Note, Source, Step, Wanted, publish
 from engine_probe.errors import AccessRefused, PublishError, ServerUnreachable, SourceMissing, UsageError
 from tests.grafana_double import TOKEN, Double, running_double
 from tests.integration.collector_harness import NOW_NS, running
+from tests.loopback import Loopback
 
 WANTED = Wanted(
     stored(),
@@ -140,6 +142,25 @@ def test_what_does_not_answer_is_said_to_be_unreachable(double: Double) -> None:
     for url in ("grafana", "ftp://x", "http://x:port"):
         with pytest.raises(UsageError):
             Grafana(url, TOKEN)
+
+
+def test_what_knows_no_path_is_no_grafana_in_which_all_is_missing() -> None:
+    """A Prometheus, the collector itself, a proxy: 404 to everything. Nobody installs a plugin there."""
+
+    class Unknown(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = Loopback()
+    server.listen(Unknown)
+    try:
+        with pytest.raises(ServerUnreachable, match=r"is no Grafana.*check the address"):
+            list(publish(Grafana(server.url, TOKEN), WANTED))
+    finally:
+        server.stop()
 
 
 def test_a_server_error_is_told_with_its_words(double: Double) -> None:
