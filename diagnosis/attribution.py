@@ -30,7 +30,9 @@ from diagnosis.sufficiency import sufficient
 from engine_probe.errors import BadWindow, DiagnosisError
 
 MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row
-MATERIAL_SHARE = 0.10  # of the change, in the replicates in which a row is counted as material: what a named cause owns at least
+MATERIAL_SHARE = (
+    0.10  # of the change, in the replicates in which a row is counted as material: what a named cause owns at least
+)
 WORK_BUDGET = 3.0e8  # numbers that are looked at in about a second
 MIN_REPLICATES = 40  # fewer, and a 95 % interval would be the extremes alone
 WORK_PER_THREAD = 1.0e6  # numbers below which a second thread costs more than it brings
@@ -59,6 +61,8 @@ class Attribution:
     replicates      how many replicates were drawn: fewer than asked when the windows are large
     draws, draws_mean   [replicates, len(rows)] the rows' seconds of the quantile and of the mean in each replicate;
                     with draws_dependence [replicates] a replicate's change of the quantile is complete
+    to_traffic      (mean, quantile, expected shortfall) s taken from the rows for the traffic's own (`shared_load.py`);
+                    rows + dependence + these sum to the change
     Intervals are None where the windows do not carry the quantile (`reason`), mean intervals with under 20 requests.
     """
 
@@ -77,6 +81,7 @@ class Attribution:
     draws: F64 = field(default_factory=lambda: np.empty((0, 0)), repr=False)
     draws_mean: F64 = field(default_factory=lambda: np.empty((0, 0)), repr=False)
     draws_dependence: F64 = field(default_factory=lambda: np.empty(0), repr=False)
+    to_traffic: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def row(self, name: str) -> Row | None:
         """The row of a part; of "other" for a part that was merged; None for a name that is not known."""

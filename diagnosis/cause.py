@@ -59,6 +59,7 @@ class Claim:
 
     advice   what to do with this window's own numbers; told before the remedies of the runbook
     rows     what it claims here, where that is less than the cause may claim; None: all
+    began    what it stands on is counted, met by many requests here and by next to none there: no two draws of one process differ so
     """
 
     evidence: Sequence[Evidence]
@@ -67,6 +68,7 @@ class Claim:
     strength: float = 1.0
     advice: Sequence[str] = ()
     rows: tuple[str, ...] | None = None
+    began: bool = False
 
 
 @dataclass(frozen=True, slots=True)

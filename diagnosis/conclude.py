@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diagnosis.cause import Case
 from diagnosis.judged import Judged
+from diagnosis.models import other_models
 from diagnosis.rows import ROWS, UNOBSERVED
 from diagnosis.sufficiency import MOST_REQUESTS, required_n
 from diagnosis.traffic import ROWS as TRAFFIC_ROWS
@@ -33,6 +34,15 @@ def fell(case: Case, judged: Judged) -> bool:
     if case.traffic is not None and case.traffic.changed:
         return (case.traffic.raw_mean_s if case.traffic.by_mean else case.traffic.raw_quantile_s) < 0
     return False
+
+
+def seems_to_fall(case: Case, judged: Judged, delta: Change) -> bool:
+    """Whether what moved much and is not established went down: the mean, else the quantile that was asked for."""
+    if judged.changed:
+        return False
+    if suspicious(case):
+        return case.attribution.delta_mean_s < 0
+    return only_tail(case, judged, delta) and judged.requested.delta_s < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,16 @@ def conclude(
         return Conclusion("not_distinguishable", unbounded)
     if not comparable:
         return Conclusion("not_distinguishable", _incomparable(case, judged, delta))
+    models = other_models(case.base, case.suspect)
+    if models is not None and (
+        judged.changed or suspicious(case) or (case.traffic is not None and case.traffic.changed)
+    ):
+        return Conclusion("not_distinguishable", _other_models(case, judged, causes, delta, models), named=True)
     if judged.changed:
         return _changed(case, judged, causes, delta, rows)
     if case.traffic is not None and case.traffic.changed:
         return _only_traffic(case, judged, causes, delta)
-    if suspicious(case) and causes and causes[0].began:
+    if causes and causes[0].began and (suspicious(case) or only_tail(case, judged, delta)):
         return Conclusion("explained", _began(case, judged, causes, delta), named=True)
     if suspicious(case):
         return Conclusion("not_distinguishable", _suspicious(case, judged, causes, delta), named=True)
@@ -108,6 +123,16 @@ def suspicious(case: Case) -> bool:
     attribution = case.attribution
     before = float(case.base_ledger.values.mean() if not case.ended else case.suspect_ledger.values.mean())
     return abs(attribution.delta_mean_s) >= SUSPICIOUS * before and abs(attribution.delta_mean_s) > 0
+
+
+def only_tail(case: Case, judged: Judged, delta: Change) -> bool:
+    """Whether nothing is established, the mean hardly moved, and the quantile that was asked for moved much and has no interval.
+
+    Two draws of one traffic do that too, so only a cause that began may be named for it.
+    """
+    if judged.changed or judged.requested.enough or suspicious(case):
+        return False
+    return abs(judged.requested.delta_s) >= SUSPICIOUS * delta.base_p99_s > 0.0
 
 
 def _seconds(row: LedgerRow, judged: Judged) -> float:
@@ -189,6 +214,23 @@ def _incomparable(case: Case, judged: Judged, delta: Change) -> str:
     )
 
 
+def _other_models(
+    case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change, models: tuple[str, str]
+) -> str:
+    """Another model takes other time for the same request: that comes before anything the engine did."""
+    then, now = models[::-1] if case.ended else models
+    pointed = (
+        f"; if they are one model under two names, {causes[0].cause} owns most of the change"
+        if causes
+        else "; beside that no cause has evidence"
+    )
+    return (
+        f"{quantile_name(judged.quantile)} {metric_name(case.metric)} went {_went(delta, judged)}, and the windows were served by different "
+        f"models ({then} in the baseline, {now} in the suspect window): what a request costs is another thing then, whatever the engine "
+        f"did{pointed}."
+    )
+
+
 def _suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
     """A large change that one burst may be all of: said as it is, with whom it points at."""
     metric = metric_name(case.metric)
@@ -206,6 +248,17 @@ def _suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delta:
 def _began(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
     """A large change without an interval, most of which belongs to what the other window has nothing of."""
     metric = metric_name(case.metric)
+    if only_tail(case, judged, delta):
+        went = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
+        means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
+        over = "the end of " if case.ended else ""
+        shares = listing([f"{over}{c.cause} owns {share_of(c.share_p99)}" for c in causes[:3]])
+        episodes, side = min(zip(judged.requested.episodes, ("baseline", "suspect window"), strict=True))
+        return (
+            f"{quantile_name(judged.asked)} {metric} went {went} ({means}): {shares} of it, and the {case.base_word} shows nothing of "
+            f"{causes[0].cause}. Too few independent requests carry the change for an interval ({episodes} separate "
+            f"episode{'' if episodes == 1 else 's'} of slow ones in the {side})."
+        )
     episodes, side = min(zip(judged.significance.episodes, ("baseline", "suspect window"), strict=True))
     return (
         f"{quantile_name(judged.quantile)} {metric} went {_went(delta, judged)}: {_owners(case, judged, causes)}, and the {case.base_word} "

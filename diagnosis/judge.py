@@ -17,16 +17,18 @@ from diagnosis.attribution import attribute
 from diagnosis.cause import Case
 from diagnosis.censored import Waits, stand_in, waits
 from diagnosis.comparability import Mix, common_mix
-from diagnosis.conclude import WHY_NOT, conclude, fell, suspicious
+from diagnosis.conclude import WHY_NOT, conclude, fell, seems_to_fall
 from diagnosis.contradictions import answers, of_engine
 from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
 from diagnosis.judged import Judged, Repeats, carry, under, weights
 from diagnosis.ledger import Counted, Ledger, metric_values
+from diagnosis.models import other_models, tentative
 from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
+from diagnosis.shared_load import share_of_mix, with_traffic_apart
 from diagnosis.side import opening, side_of
 from diagnosis.side_effects import side_effects
 from diagnosis.sight import equal_sight
@@ -79,6 +81,8 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             seed=seed,
             replicates=0,
         )
+    both = share_of_mix((base, suspect), (counted[0].rows, counted[1].rows), mix, model)
+    attribution, at_p99 = with_traffic_apart(attribution, both), with_traffic_apart(at_p99, both)
     case = Case(
         base,
         suspect,
@@ -94,17 +98,19 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         traffic(mix, attribution, ledger_b, ledger_s, judged),
         checks=checks,
     )
-    if fell(case, judged) or (not judged.changed and suspicious(case) and attribution.delta_mean_s < 0):
+    waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
+    delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
+    if fell(case, judged) or seems_to_fall(case, judged, delta):
         case = case.exchanged()
     claims, excluded, unseen = ask_causes(case)
     rows = attribution_rows(attribution, at_p99, ledger_b, ledger_s, mix, judged.quantile, quantile)
-    waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
-    delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
     causes, more_excluded = rank(of_engine(claims), case, judged, checks, rows, delta)
     concluded = conclude(case, judged, causes, delta, rows, comparable=comparable)
     if not concluded.named:
         excluded += [{"cause": c.cause, "because": WHY_NOT[concluded.status]} for c in causes]
         causes = []
+    if other_models(base, suspect) is not None:
+        causes = tentative(causes)
     told, untold = answers(claims, causes, case)
     causes, excluded = [*causes, *told], excluded + untold
     side = side_of(case, judged, effects.result())
@@ -216,6 +222,8 @@ def _why_none(facts: Facts, metric: str) -> str:
     ]
     if early:
         parts.append(f"{early} with instants in the wrong order")
+    if metric != "e2e" and not np.isfinite(r.first_token_s).any() and np.isfinite(r.last_token_s).any():
+        parts.append("none of them streamed, as it seems: judge whole answers with --metric e2e")
     if metric == "tpot":
         parts.append(f"{int((r.get('output_tokens') > 1).sum())} known to have two tokens or more")
     return ", ".join(parts)

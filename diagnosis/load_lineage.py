@@ -101,7 +101,8 @@ def _by_what_broke(
     """Of the lost tokens [n] those whose chain broke at a block that was given up by age, and at one that was in the cache.
 
     A chain is found up to its first missing block, so what became of that one decides over all behind it. Blocks that were there count
-    only where an engine tells when it looked, and where they are most of what broke: else a few are the order of two clocks.
+    only where an engine tells when it looked, and where they are most of what broke: else a few are the order of two clocks. An eviction
+    costs nothing where what it took is too short to be given back.
     """
     if not may_be_split(store, window, float(lost.sum()) / size):
         return np.zeros(len(lost)), np.zeros(len(lost))
@@ -112,8 +113,21 @@ def _by_what_broke(
     expired = np.where(broke == EXPIRED, lost, 0.0)
     unused = np.where((broke == PRESENT) & looked, lost, 0.0)
     if unused.sum() < MOST * lost.sum():
-        unused = np.zeros(len(lost))
-    return expired, unused
+        return expired, np.zeros(len(lost))
+    return expired, np.where(too_short(requests, lost, unused) & (expired == 0.0), lost, unused)
+
+
+def too_short(requests: RequestFacts, lost: F64, unused: F64) -> Bool:
+    """[n] whether what was lost is no longer than what was there and was not given back: kept, it would not have been used either.
+
+    Where some request was given less than that, length does not decide, and nobody's is too short.
+    """
+    reach = float(unused.max(initial=0.0))
+    given = np.nan_to_num(requests.get("cached_tokens"))
+    if ((given > 0.0) & (given <= reach)).any():
+        return np.zeros(len(lost), dtype=bool)
+    short: Bool = (lost > 0.0) & (lost <= reach) & (given == 0.0)
+    return short
 
 
 def _margin(misses: pa.Table, lost: F64, size: int, block_rate: float, request_rate: float) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diagnosis.cause import Case
+from diagnosis.facts import Bool
 from diagnosis.rows import NEUTRAL, ORDINARY, UNOBSERVED
 
 TRACE = 0.05
@@ -19,6 +20,13 @@ MET_BY = 20
 """Requests of the suspect window that must have met it."""
 MET_S = 0.001
 """Less than a millisecond nobody has met."""
+
+
+def met_here_alone(now: Bool, then: Bool) -> bool:
+    """Whether many requests met what is told of each of them [n] here, and next to none of them [m] there."""
+    if not len(now) or not len(then):
+        return False
+    return bool(int(now.sum()) >= MET_BY and float(then.mean()) <= TRACE * float(now.mean()))
 
 
 def began(case: Case, rows: Sequence[str]) -> bool:

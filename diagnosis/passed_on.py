@@ -29,10 +29,11 @@ FILLS_STEPS = frozenset(
         "admission_blocked_on_blocks",
         "reuse_lost",
         "client_retries",
+        "speculation_collapse",
     )
 )
 """Rows whose seconds keep others waiting: work in the steps, slower steps, more work a request, blocks that are held,
-requests that are asked again."""
+requests that are asked again, answers that hold their place for longer."""
 QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode_bandwidth")
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 RESHAPES = frozenset(("queue_budget", "queue_seats"))

@@ -16,7 +16,7 @@ from diagnosis.attribution import Attribution, Row
 from diagnosis.calibration import stated
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Evidence, Excluded, all_causes, to_json
 from diagnosis.checks.check import Check
-from diagnosis.conclude import suspicious
+from diagnosis.conclude import only_tail, suspicious
 from diagnosis.facts import Facts
 from diagnosis.judged import Judged
 from diagnosis.onset import began
@@ -79,7 +79,9 @@ def rank(
     Causes of the engine are measured against the change at the common mix, the traffic's own row against the raw change.
     """
     known = {row.name: row for row in case.attribution.rows}
+    p99 = {row.cause: row for row in rows}
     tentative = not judged.changed and suspicious(case)
+    by_tail = only_tail(case, judged, delta)
     owner = _owners([cause for cause, _ in claims], {row.cause: row for row in rows})
     excluded: list[dict[str, str]] = []
     kept: list[_Owned] = []
@@ -87,6 +89,8 @@ def rank(
         mine = [name for name in cause.rows if owner.get(name) == cause.name]
         if case.traffic is not None and case.traffic.row in mine:
             found = _of_traffic(cause, claim, mine, case.traffic)
+        elif by_tail:
+            found = _of_tail(cause, claim, mine, p99, case, judged)
         else:
             found = _of_engine(cause, claim, mine, known, case, judged, stands=judged.changed or tentative)
         if found.share >= MATERIAL and found.stands:
@@ -101,15 +105,14 @@ def rank(
         if others:
             because = f"its seconds follow from {listing(others)}; " + because
         excluded.append({"cause": cause.name, "because": because})
-    kept = _with_what_follows(kept, owner, case, judged)
+    kept = kept if by_tail else _with_what_follows(kept, owner, case, judged)
     kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
     support = _support(case.attribution, [f.cause for f in kept if f.support is None], owner, judged)
-    p99 = {row.cause: row for row in rows}
     named = []
     for found in kept:
         sure = support.pop(0) if found.support is None else found.support
         certainty = min(1.0, sure) * found.claim.strength * quality.penalty(checks, found.cause.needs)
-        is_new = found.share >= MOST and began(case, found.rows)
+        is_new = found.share >= MOST and (found.claim.began or began(case, found.rows))
         cap = 1.0 if judged.requested.enough and not tentative else CAP_WHEN_FEW
         if tentative and not is_new:
             cap = CAP_WHEN_TENTATIVE
@@ -153,6 +156,15 @@ def _of_engine(
     # seconds too small to print are dust, not a share
     share = seconds / moved if abs(moved) > DUST_S else 0.0
     return _Owned(cause, claim, mine, seconds, share, stands)
+
+
+def _of_tail(
+    cause: Cause, claim: Claim, mine: list[str], rows: Mapping[str, LedgerRow], case: Case, judged: Judged
+) -> _Owned:
+    """Of the quantile that was asked for, where it alone moved and has no interval: it stands where it began and owns most of that."""
+    seconds, moved = sum(rows[name].p99_s for name in mine if name in rows), judged.requested.delta_s
+    share = seconds / moved if abs(moved) > DUST_S else 0.0
+    return _Owned(cause, claim, mine, seconds, share, share >= MOST and (claim.began or began(case, mine)))
 
 
 def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -> _Owned:

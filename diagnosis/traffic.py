@@ -3,7 +3,9 @@
 Idea: the raw change is the change at a common mix plus what reweighting took away; that rest belongs to the traffic (longer
 prompts, another tenant), and blaming the engine for it would be wrong. It has a row of its own in the attribution.
 
-Invariant: change at the common mix + this row = raw change, of the mean, the quantile and the expected shortfall.
+Where more requests came too, the waiting that grew is of both, and the traffic's part of it stands here as well (`shared_load.py`).
+
+Invariant: the rows at the common mix + this row = raw change, of the mean, the quantile and the expected shortfall.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ def row_name(mix: Mix) -> str:
 
 
 def beyond(attribution: Attribution, base: Ledger, suspect: Ledger, q: str) -> tuple[float, float, float]:
-    """(mean, quantile, expected shortfall) of the raw change less the change at the common mix, s."""
+    """(mean, quantile, expected shortfall) of the raw change less what the rows at the common mix hold of it, s."""
+    mean_s, quantile_s, es_s = attribution.to_traffic
     return (
-        float(suspect.values.mean() - base.values.mean()) - attribution.delta_mean_s,
-        nearest_rank(suspect.values, q) - nearest_rank(base.values, q) - attribution.delta_quantile_s,
-        expected_shortfall(suspect.values, q) - expected_shortfall(base.values, q) - attribution.delta_es_s,
+        float(suspect.values.mean() - base.values.mean()) - attribution.delta_mean_s + mean_s,
+        nearest_rank(suspect.values, q) - nearest_rank(base.values, q) - attribution.delta_quantile_s + quantile_s,
+        expected_shortfall(suspect.values, q) - expected_shortfall(base.values, q) - attribution.delta_es_s + es_s,
     )
 
 
@@ -64,8 +67,8 @@ def traffic(mix: Mix, attribution: Attribution, base: Ledger, suspect: Ledger, j
         row=row_name(mix),
         mean_s=mean_s,
         quantile_s=quantile_s,
-        raw_mean_s=mean_s + attribution.delta_mean_s,
-        raw_quantile_s=quantile_s + attribution.delta_quantile_s,
+        raw_mean_s=float(suspect.values.mean() - base.values.mean()),
+        raw_quantile_s=nearest_rank(suspect.values, judged.quantile) - nearest_rank(base.values, judged.quantile),
         changed=judged.raw.changed or judged.raw.changed_mean,
         by_mean=not judged.raw.changed,
         p_value=mix.p_value,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diagnosis import shared_load
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.dimensions import LENGTHS, WORDS
 from diagnosis.evidence_sql import request_sql
@@ -48,4 +49,4 @@ def length_shift(case: Case) -> Claim | Excluded | None:
                     request_sql(case, case.suspect, f"avg({name}) AS mean_tokens", name),
                 )
             )
-    return Claim(evidence)
+    return Claim([*evidence, *shared_load.evidence(case)])

@@ -45,10 +45,8 @@ def load_step(case: Case) -> Claim | Excluded | None:
     """
     base, suspect = case.base, case.suspect
     workers_b, workers_s = _num_workers(base), _num_workers(suspect)
-    rate_b, rate_s = rate_per_s(base) / workers_b, rate_per_s(suspect) / workers_s
-    growth = rate_s / rate_b - 1.0
-    # difference of two Poisson rates on the log scale: sd = sqrt(1/n + 1/m), of a sample too: n and m are what was seen
-    z = math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
+    rate_b, rate_s = rates_a_worker(base, suspect)
+    growth, z = rate_s / rate_b - 1.0, growth_z(base, suspect)
     each = " at each worker" if (workers_b, workers_s) != (1, 1) else ""
     said = f"{number(rate_s)} requests/s arrived{each} in the {case.suspect_word}, {number(rate_b)} in the {case.base_word} ({_grown(growth)})"
     rates = [facts.requests.sample_rate for facts in (base, suspect) if facts.requests.sample_rate is not None]
@@ -73,6 +71,20 @@ def load_step(case: Case) -> Claim | Excluded | None:
             )
         )
     return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0)
+
+
+def rates_a_worker(base: Facts, suspect: Facts) -> tuple[float, float]:
+    """Arrivals a second and worker of both windows."""
+    return rate_per_s(base) / _num_workers(base), rate_per_s(suspect) / _num_workers(suspect)
+
+
+def growth_z(base: Facts, suspect: Facts) -> float:
+    """Standard errors of the growth of arrivals a worker, on the log scale.
+
+    Of two Poisson rates sd = sqrt(1/n + 1/m), of a sample too: n and m are what was seen.
+    """
+    rate_b, rate_s = rates_a_worker(base, suspect)
+    return math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
 
 
 def _growth_sql(case: Case) -> str:

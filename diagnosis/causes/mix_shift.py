@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from diagnosis import shared_load
 from diagnosis.cause import BY_MIX, Case, Claim, Evidence, Excluded, cause
 from diagnosis.dimensions import CATEGORIES, WORDS
 from diagnosis.evidence_sql import request_sql, text
@@ -37,7 +38,7 @@ def mix_shift(case: Case) -> Claim | Excluded | None:
     for name in CATEGORIES:
         if name in mix.moved:
             evidence.append(_grown(case, name))
-    return Claim(evidence, _tenant(case))
+    return Claim([*evidence, *shared_load.evidence(case)], _tenant(case))
 
 
 def _grown(case: Case, name: str) -> Evidence:

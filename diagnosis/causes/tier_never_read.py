@@ -5,7 +5,8 @@ from __future__ import annotations
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.causes.tier_saves_nothing import GONE, lost_rows, lost_seconds
 from diagnosis.evidence_sql import counter_sql, event_where
-from diagnosis.tiers import given_up_share, read_per_request, written
+from diagnosis.onset import met_here_alone
+from diagnosis.tiers import given_up_share, read_per_request, tier_tokens, written
 from diagnosis.wording import number, percent, size
 
 NEVER = 0.01
@@ -82,4 +83,5 @@ def tier_never_read(case: Case) -> Claim | Excluded | None:
         case.when("premature_eviction"),
         strength,
         rows=lost_rows(case),
+        began=met_here_alone(tier_tokens(case.base) > 0, tier_tokens(case.suspect) > 0),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.conclude import Conclusion, conclude, fell, suspicious
+from diagnosis.conclude import Conclusion, conclude, fell, only_tail, seems_to_fall, suspicious
 from diagnosis.traffic import Traffic
 from diagnosis.verdict import LedgerRow, NamedCause
 from diagnosis.wording import tentative
@@ -62,6 +62,37 @@ def test_what_the_baseline_has_nothing_of_is_named_although_few_requests_carry_t
     assert "the baseline shows nothing of premature_eviction" in sentence
     assert "Too few independent requests carry the change for an interval" in sentence
     assert said(made, found, [EVICTION]).status == "not_distinguishable"
+
+
+@pytest.mark.parametrize(
+    ("p99_s", "mean_s", "enough", "answer"),
+    [(0.03, 0.005, False, True), (0.015, 0.005, False, False), (0.03, 0.02, False, False), (0.03, 0.005, True, False)],
+)
+def test_a_tail_that_moved_alone(p99_s: float, mean_s: float, enough: bool, answer: bool) -> None:
+    """P99 +30 % and the mean +10 %, no interval; P99 +15 % is little, a mean of +40 % is looked at itself, and an interval around 0 decides."""
+    made = case({"premature_eviction": (mean_s, p99_s)})
+    quiet = judged(
+        "0.95", "0.99", requested=replace(NOT_ENOUGH, enough=enough, delta_s=p99_s), changed=False, changed_mean=False
+    )
+    assert only_tail(made, quiet, change(p99_s=p99_s)) is answer
+    assert not seems_to_fall(made, quiet, change(p99_s=p99_s))
+
+
+def test_of_a_tail_that_moved_alone_what_began_is_named_and_nobody_else() -> None:
+    """The mean hardly moved and P99 has no interval: a cause that the baseline has nothing of explains it; without one it is no change."""
+    made = case({"premature_eviction": (0.005, 0.03)})
+    few = replace(NOT_ENOUGH, delta_s=0.03, episodes=(4, 7))
+    quiet = judged("0.95", "0.99", requested=few, changed=False, changed_mean=False)
+    delta = change(p99_s=0.03, suspect_p99_s=0.13, suspect_mean_s=0.055)
+    found = said(made, quiet, [replace(EVICTION, began=True)], delta)
+    assert (found.status, found.named) == ("explained", True)
+    assert found.sentence == (
+        "P99 TTFT went 100 ms -> 130 ms (mean 50.0 ms -> 55.0 ms): premature_eviction owns 80 % of it, and the baseline shows nothing of "
+        "premature_eviction. Too few independent requests carry the change for an interval (4 separate episodes of slow ones in the baseline)."
+    )
+    assert said(made, quiet, [], delta).status == "no_change"
+    falling = judged("0.95", "0.99", requested=replace(few, delta_s=-0.03), changed=False, changed_mean=False)
+    assert seems_to_fall(made, falling, delta)
 
 
 def test_too_few_requests() -> None:

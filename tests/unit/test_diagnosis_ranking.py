@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from diagnosis import calibration
@@ -203,3 +205,26 @@ def test_an_interval_in_time_is_told_in_ns() -> None:
     named, _ = ranked({"slow_steps": (0.1, 0.2)}, [(cause("slow_steps"), claim(interval_s=(1.5, 2.0)))])
     origin = 1_780_000_000_000_000_000
     assert named[0].interval == {"start_ns": origin + 1_500_000_000, "end_ns": origin + 2_000_000_000}
+
+
+@pytest.mark.parametrize(("met_by", "before", "answer"), [(40, 0.0, ["client_retries"]), (10, 0.0, []), (40, 0.4, [])])
+def test_a_tail_without_an_interval_is_explained_by_what_began(met_by: int, before: float, answer: list[str]) -> None:
+    """P99 rose by 60 ms and the mean by 2: 40 requests met it, and the baseline had none. Few who met it, or as many before: no cause."""
+    rows = {"client_retries": (0.002, 0.05), "queue_load": (0.0, 0.01)}
+    made = case(rows)
+    seconds = np.where(np.arange(400) < met_by, 0.5, 0.0)
+    ledgers = [
+        replace(ledger, names=("client_retries",), parts=(seconds * scale)[:, None])
+        for ledger, scale in ((made.base_ledger, before), (made.suspect_ledger, 1.0))
+    ]
+    few = significance(enough=False, interval_95=None, changed=False, delta_s=0.06)
+    quiet = judged("0.95", "0.99", requested=few, changed=False, changed_mean=False)
+    named, excluded = ranked(
+        rows,
+        [(cause("client_retries"), claim()), (cause("load_step", "queue_load"), claim())],
+        quiet,
+        made=replace(made, base_ledger=ledgers[0], suspect_ledger=ledgers[1]),
+    )
+    assert [each.cause for each in named] == answer
+    assert all(each.began and each.confidence <= 0.79 for each in named)
+    assert "load_step" in excluded

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts, WorkerFacts
+from diagnosis.load_lineage import too_short
 from diagnosis.reuse_units import below_unit, found_tokens, grid_of, larger_unit, log_chance
 from tests.factories import facts, request_facts
 
@@ -113,3 +114,20 @@ def test_sessions_are_told_apart() -> None:
 def test_the_chance_of_an_arc() -> None:
     """Of 4 on a circle 2 lie side by side in 4 of 6 choices."""
     assert np.exp(log_chance(4, 2)) == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], [False, True, False, False]),
+        ([0.0, 0.0, 0.0, 4096.0], [False, True, False, False]),
+        ([0.0, 0.0, 0.0, 512.0], [False, False, False, False]),
+    ],
+)
+def test_what_was_evicted_and_is_too_short_would_not_have_been_given_back_either(
+    given: list[float], short: list[bool]
+) -> None:
+    """1,024 tokens were there and not used: as many that were evicted cost nothing, 2,048 do; where some request was given 512, nothing is known."""
+    requests = request_facts([0.0, 1.0, 2.0, 3.0], cached_tokens=given)
+    lost, unused = np.array([1024.0, 1024.0, 2048.0, 0.0]), np.array([1024.0, 0.0, 0.0, 0.0])
+    assert (too_short(requests, lost, unused) & (unused == 0.0)).tolist() == short
