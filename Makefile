@@ -6,6 +6,8 @@ BIN := .venv/bin
 
 export PYTHON
 export OMP_NUM_THREADS ?= 1
+# Where the tests of the pages leave a picture of each; ignored by git.
+export SCREENSHOTS ?= $(CURDIR)/build/screenshots
 
 .PHONY: help demo test docs bench gpu-check clean
 
@@ -27,6 +29,7 @@ test:
 	@$(STAGE) "types" $(BIN)/mypy
 	@$(STAGE) "layers" $(BIN)/lint-imports
 	@$(STAGE) "tests" $(BIN)/python -m pytest --durations=10 $(ARGS)
+	@if [ -d "$(SCREENSHOTS)" ]; then echo "pictures of the pages: $(SCREENSHOTS)"; fi
 
 docs:
 	@$(STAGE) "set-up" sh .ci/venv service,engine,lake,dev

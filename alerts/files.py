@@ -5,6 +5,7 @@ Run: kvscope alerts build. The same sources give the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +13,10 @@ import yaml
 
 from alerts.condition import RUNBOOKS
 from alerts.muting import INHIBITIONS, Inhibition
-from alerts.rules import GROUPS, Alerting, Recording, alerting_rules
+from alerts.rules import Alerting, Recording, Rule, alerting_rules, groups
 from alerts.rules.scenario import Firing, Scenario, shown
-from alerts.rules.scenarios import SCENARIOS
+from alerts.rules.scenarios import scenarios
+from store.metrics import SLO_GOAL
 
 FOLDER: Final = Path(__file__).parent / "prometheus"
 DEFAULT_URL: Final = "http://127.0.0.1:8321"
@@ -24,37 +26,41 @@ _HEAD: Final = (
 )
 
 
-def render(url: str = DEFAULT_URL) -> dict[str, str]:
-    """File name -> text. `url`: where people reach the collector, for links to runbooks."""
+def render(url: str = DEFAULT_URL, slo_goal: float = SLO_GOAL) -> dict[str, str]:
+    """File name -> text.
+
+    url        where people reach the collector, for links to runbooks
+    slo_goal   share of the requests that should meet their SLO
+    """
     return {
-        RULES_FILE: _HEAD + _yaml({"groups": [_group(name, url) for name in GROUPS]}),
-        TESTS_FILE: _HEAD + _yaml(_tests(url)),
+        RULES_FILE: _HEAD + _yaml({"groups": [_group(*named, url) for named in groups(slo_goal).items()]}),
+        TESTS_FILE: _HEAD + _yaml(_tests(url, slo_goal)),
         ALERTMANAGER_FILE: _HEAD + _yaml(_alertmanager(url)),
     }
 
 
-def write(folder: Path, url: str = DEFAULT_URL) -> list[Path]:
+def write(folder: Path, url: str = DEFAULT_URL, slo_goal: float = SLO_GOAL) -> list[Path]:
     """Write all files into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in render(url).items():
+    for name, text in render(url, slo_goal).items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written
 
 
-def outdated(folder: Path = FOLDER, url: str = DEFAULT_URL) -> list[str]:
+def outdated(folder: Path = FOLDER, url: str = DEFAULT_URL, slo_goal: float = SLO_GOAL) -> list[str]:
     """Names of files that are not what they would be made now."""
     return [
         name
-        for name, text in render(url).items()
+        for name, text in render(url, slo_goal).items()
         if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
     ]
 
 
-def _group(name: str, url: str) -> dict[str, Any]:
-    return {"name": name, "rules": [_rule(rule, url) for rule in GROUPS[name]]}
+def _group(name: str, rules: Sequence[Rule], url: str) -> dict[str, Any]:
+    return {"name": name, "rules": [_rule(rule, url) for rule in rules]}
 
 
 def _rule(rule: Recording | Alerting, url: str) -> dict[str, Any]:
@@ -82,15 +88,15 @@ def _annotations(rule: Alerting, url: str) -> dict[str, str]:
     }
 
 
-def _tests(url: str) -> dict[str, Any]:
+def _tests(url: str, slo_goal: float) -> dict[str, Any]:
     return {
         "rule_files": [RULES_FILE],
         "evaluation_interval": "1m",
-        "tests": [_test(scenario, url) for scenario in SCENARIOS],
+        "tests": [_test(scenario, url, slo_goal) for scenario in scenarios(slo_goal)],
     }
 
 
-def _test(scenario: Scenario, url: str) -> dict[str, Any]:
+def _test(scenario: Scenario, url: str, slo_goal: float) -> dict[str, Any]:
     return {
         "name": f"{scenario.alert}: {scenario.name}",
         "interval": scenario.interval,
@@ -99,16 +105,16 @@ def _test(scenario: Scenario, url: str) -> dict[str, Any]:
             {
                 "eval_time": at,
                 "alertname": scenario.alert,
-                "exp_alerts": [_expected(scenario.alert, firing, url) for firing in fires],
+                "exp_alerts": [_expected(scenario.alert, firing, url, slo_goal) for firing in fires],
             }
             for at, fires in scenario.at.items()
         ],
     }
 
 
-def _expected(name: str, firing: Firing, url: str) -> dict[str, Any]:
+def _expected(name: str, firing: Firing, url: str, slo_goal: float) -> dict[str, Any]:
     """The rule of that name whose own labels the firing has, with its templates filled in."""
-    rules = [rule for rule in alerting_rules() if rule.name == name]
+    rules = [rule for rule in alerting_rules(slo_goal) if rule.name == name]
     fixed = {"severity", "window"} & firing.labels.keys()
     rule = next(rule for rule in rules if all(labels_of(rule).get(key) == firing.labels[key] for key in fixed))
     own = {key: shown(rule, value, firing) for key, value in labels_of(rule).items()}

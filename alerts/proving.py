@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from alerts.files import ALERTMANAGER_FILE, RULES_FILE, TESTS_FILE
-from alerts.rules import GROUPS
+from alerts.rules import groups
 from engine_probe.errors import AlertError
 
 TIMEOUT_S: Final = 300.0
@@ -53,7 +53,7 @@ def play_scenarios(folder: Path) -> Proof:
 def ask_prometheus(ask: Callable[[str], Any]) -> list[Proof]:
     """Each expression, evaluated by a live Prometheus. `ask`: an expression to the answer of /api/v1/query."""
     found = []
-    for rules in GROUPS.values():
+    for rules in groups().values():
         for rule in rules:
             answer = ask(rule.expr)
             fine = answer.get("status") == "success"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -19,10 +19,17 @@ _INSIDE: Final = ("claimed_until_ns", "looks")
 _DELIVERY: Final = ("delivery_id", "receiver", "state", "created_ns", "attempts", "next_ns", "ended_ns", "message")
 
 
-def alert_rows(book: AlertBook, state: str, origin: str | None, limit: int, now_ns: int) -> dict[str, Any]:
-    """Alerts, most recently changed first, each with why nobody is told where that is so."""
+def alert_rows(
+    book: AlertBook,
+    state: str,
+    origin: str | None,
+    limit: int,
+    now_ns: int,
+    narrowed: Callable[[list[Alert]], list[Alert]] = lambda alerts: alerts,
+) -> dict[str, Any]:
+    """Alerts, most recently changed first, each with why nobody is told where that is so. narrowed: those of them that are asked for."""
     states = {"all": None, "open": OPEN_STATES}.get(state, (state,))
-    found = [alert for alert in book.alerts(states) if origin is None or alert.origin == origin][:limit]
+    found = narrowed([alert for alert in book.alerts(states) if origin is None or alert.origin == origin])[:limit]
     held = {alert.alert_id: alert for alert in [*book.open_alerts(), *found]}
     muted = muting(list(held.values()), book.silences(now_ns), now_ns)
     return {"alerts": [_shown(alert, muted) for alert in found]}

@@ -28,6 +28,7 @@ from collector.worker_gauges import worker_gauges
 from engine_probe.events import column
 from store import metric_catalogue as names
 from store.interface import Store, StoreStats
+from store.metrics import SLO_GOAL
 
 HISTOGRAMS: Final = {
     "ttft": names.TTFT,
@@ -74,13 +75,14 @@ class MetricsPage:
         *,
         judged: Callable[[], Iterable[Metric]] = tuple,
         disk_budget_bytes: int | None = None,
+        slo_goal: float = SLO_GOAL,
     ) -> None:
         self._registry = meters.registry
         self._registry.register(_Collector(lambda: _of_requests(latencies)))
         self._registry.register(_Collector(lambda: worker_gauges(live)))
         self._registry.register(_Collector(lambda: _of_fleet(fleet, latencies)))
         self._registry.register(_Collector(judged))
-        self._of_collector = _OfCollector(meters, ingest, store, disk_budget_bytes)
+        self._of_collector = _OfCollector(meters, ingest, store, disk_budget_bytes, slo_goal)
         self._registry.register(_Collector(self._of_collector.collect))
         ProcessCollector(registry=self._registry)
 
@@ -184,17 +186,20 @@ class _OfCollector:
         ingest: Ingest,
         store: Store,
         disk_budget_bytes: int | None,
+        slo_goal: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._meters = meters
         self._ingest = ingest
         self._store = store
         self._disk_budget_bytes = disk_budget_bytes
+        self._slo_goal = slo_goal
         self._clock = clock
         self._stats: tuple[float, StoreStats] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Every family of the collector's own health."""
+        yield _one(names.SLO_GOAL, self._slo_goal)
         yield _one(names.BUILD, 1.0, metadata.version("kvscope"))
         yield _one(names.INGEST_QUEUE, self._ingest.num_batches)
         yield _one(names.INGEST_QUEUE_LIMIT, self._ingest.settings.max_batches)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from collector.name_patterns import ALL, check_pattern
 from engine_probe.errors import NotFound, UsageError
 from store.interface import Store, Window
 from store.lineage import window_sql
@@ -77,6 +78,7 @@ class RequestFilter:
 
     equal      column of FILTERS -> its value
     at_least   order of SORTS -> least value (s, tokens or times)
+    matches    column of `name_patterns.COLUMNS` -> pattern of its value
     """
 
     window: Window
@@ -86,6 +88,7 @@ class RequestFilter:
     descending: bool = True
     limit: int = 100
     cursor: str | None = None
+    matches: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Page:
 
 
 def list_requests(store: Store, wanted: RequestFilter) -> Page:
-    """A page of requests. Raises UsageError for an unknown order or a cursor that is not one of this order."""
+    """A page of requests. Raises UsageError for an unknown order, a pattern that is none, or a cursor that is not one of this order."""
     if wanted.sort not in SORTS:
         raise UsageError(f"there is no order {wanted.sort!r}; the orders are {', '.join(SORTS)}", sort=wanted.sort)
     condition, params = window_sql(wanted.window, "arrival_ns")
@@ -107,6 +110,11 @@ def list_requests(store: Store, wanted: RequestFilter) -> Page:
             raise UsageError(f"requests cannot be filtered by {column!r}; only by {', '.join(FILTERS)}", column=column)
         conditions.append(f"{column} = ?")
         params.append(value)
+    for column, pattern in wanted.matches.items():
+        if pattern != ALL:
+            check_pattern(store, pattern)
+            conditions.append(f"regexp_full_match(coalesce({column}, ''), ?)")
+            params.append(pattern)
     for name, least in wanted.at_least.items():
         conditions.append(f"{SORTS[name]} >= ?")
         params.append(least)

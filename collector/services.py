@@ -200,6 +200,7 @@ def open_services(settings: Settings, store: Store | None) -> Services:
             fleet,
             judged=tuple if live_judge is None else live_judge.metrics,
             disk_budget_bytes=settings.retention.disk_budget_bytes,
+            slo_goal=settings.slo.goal,
         ),
         reads=Reads("read", read.max_concurrent, read.max_waiting, meters),
         pages=Reads("pages", 1, read.max_waiting, meters),

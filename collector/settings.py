@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from engine_probe.errors import UsageError
+from store.metrics import SLO_GOAL
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -144,6 +145,13 @@ class SloSettings(_Section):
     )
     rules: tuple[SloSetting, ...] = _f(
         (), "JSON", 'first that fits wins: `[{"name": "gold", "tenant": "acme", "ttft_s": 0.5, "tpot_s": 0.05}]`'
+    )
+    goal: float = _f(
+        SLO_GOAL,
+        "ratio",
+        "share of the requests that should meet their SLO: error budgets of rules and dashboards are what is left",
+        ge=0.95,
+        le=0.9999,
     )
 
 

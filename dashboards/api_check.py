@@ -12,13 +12,14 @@ import httpx
 
 from dashboards.build import Target
 from dashboards.check import BROKEN, EMPTY, OK, Checked
-from dashboards.infinity import WINDOW
+from dashboards.infinity import WINDOW, chosen
+from dashboards.promql import VARIABLES
 
 TIMEOUT_S: Final = 60.0
 
 
 def check_api(client: httpx.Client, targets: Sequence[Target], window: str, values: Mapping[str, str]) -> list[Checked]:
-    """Ask every API query once; `window` stands for the dashboard's time range, `values` for what people type."""
+    """Ask every API query once; `window` stands for the dashboard's time range, `values` for what people type; of variables all is chosen."""
     return [_check(client, target, window, values) for target in targets if target.query is not None]
 
 
@@ -43,7 +44,7 @@ def _check(client: httpx.Client, target: Target, window: str, values: Mapping[st
 
 
 def _filled(text: str, window: str, values: Mapping[str, str]) -> str:
-    for name, value in {WINDOW: window, **values}.items():
+    for name, value in {WINDOW: window, **{chosen(name): ".*" for name in VARIABLES}, **values}.items():
         text = text.replace(name, value)
     return text
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from store.metrics import SLO_GOAL
+
 FOLDER: Final = Path(__file__).parent / "generated"
 SUBJECTS: Final = (
     "overview",
@@ -26,23 +28,24 @@ SUBJECTS: Final = (
 )
 
 
-def build() -> dict[str, str]:
-    """Name of the file -> its JSON, in the order in which people should read them."""
+def build(slo_goal: float = SLO_GOAL) -> dict[str, str]:
+    """Name of the file -> its JSON, in the order in which people should read them. slo_goal: share of requests that should meet their SLO."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
     made = {}
     for subject in SUBJECTS:
-        board = importlib.import_module(f"dashboards.boards.{subject}").BOARD
+        module = importlib.import_module(f"dashboards.boards.{subject}")
+        board = module.for_goal(slo_goal) if hasattr(module, "for_goal") else module.BOARD
         encoder = JSONEncoder(sort_keys=True, indent=2)
         document = json.loads(encoder.encode(board.build()))
         made[f"{board.uid}.json"] = json.dumps(_numbered(document), sort_keys=True, indent=2) + "\n"
     return made
 
 
-def write(folder: Path = FOLDER) -> list[Path]:
+def write(folder: Path = FOLDER, slo_goal: float = SLO_GOAL) -> list[Path]:
     """Write every file; what is there and is none of them is removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = build()
+    made = build(slo_goal)
     for path in folder.glob("*.json"):
         if path.name not in made:
             path.unlink()

@@ -18,6 +18,11 @@ WINDOW: Final = "${__from:date:iso}/${__to:date:iso}"
 """The dashboard's time range as the API takes a window."""
 
 
+def chosen(variable: str) -> str:
+    """What people chose of a variable, as a pattern: one name, `(a|b)`, or `.*` for all. The API matches it as PromQL does."""
+    return f"${{{variable}:regex}}"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table. selector: its place in a row of the answer; kind: string | number; unit: as Grafana names it.

@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import promql
-from dashboards.infinity import PLUGIN, WINDOW, ApiQuery, ApiQueryBuilder, Column
+from dashboards.infinity import PLUGIN, WINDOW, ApiQuery, ApiQueryBuilder, Column, chosen
 from store.metric_catalogue import Family
 
 METRICS_SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${metrics}")
@@ -168,11 +168,15 @@ def api_table(
     root: str,
     *columns: Column,
     params: dict[str, str] | None = None,
+    chosen_by: Sequence[str] = (),
     in_window: bool = True,
     span: int = 24,
 ) -> Panel:
-    """A table of raw events. A column `request` links to the request's timeline page."""
-    asked = ({"window": WINDOW} if in_window else {}) | (params or {})
+    """A table of raw events. A column `request` links to the request's timeline page.
+
+    chosen_by   variables of the dashboard that narrow it, as they narrow what Prometheus is asked
+    """
+    asked = ({"window": WINDOW} if in_window else {}) | (params or {}) | {f"{v}_matches": chosen(v) for v in chosen_by}
     panel = (
         table.Panel()
         .title(title)

@@ -333,6 +333,9 @@ ALERT_FAILED_LOOKS: Final = _counter("alert_failed_looks", "looks that ended wit
 
 # The collector itself
 
+SLO_GOAL: Final = _gauge(
+    "slo_goal_ratio", "share of the requests that should meet their SLO: a setting of the collector"
+)
 BUILD: Final = _gauge("build_info", "1; the version is a label", "version")
 INGEST_BATCHES: Final = _counter("ingest_batches", "batches by how they ended: accepted, duplicate, rejected", "result")
 INGEST_ROWS: Final = _counter("ingest_rows", "rows committed", "kind")

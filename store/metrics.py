@@ -28,6 +28,7 @@ __all__ = [
     "CACHE_SQL",
     "METRICS",
     "PRESET_SLOS",
+    "SLO_GOAL",
     "THROUGHPUT",
     "Metric",
     "Slo",
@@ -204,6 +205,10 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_token_s: float | None = None
+
+
+SLO_GOAL: Final = 0.99
+"""Share of the requests that should meet their SLO, unless the settings say another (`KVSCOPE_SLO__GOAL`): the rest is the error budget."""
 
 
 PRESET_SLOS: Final[dict[str, Slo]] = {

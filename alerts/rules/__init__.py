@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from alerts.rules import blocks, collector, routing, slo, telemetry
 from alerts.rules.rule import Alerting, Recording, Rule
-
-GROUPS: dict[str, tuple[Rule, ...]] = {
-    "kvscope-slo": slo.RULES,
-    "kvscope-blocks": blocks.RULES,
-    "kvscope-routing": routing.RULES,
-    "kvscope-telemetry": telemetry.RULES,
-    "kvscope-collector": collector.RULES,
-}
-"""Group -> its rules, in the order in which Prometheus evaluates them."""
+from store.metrics import SLO_GOAL
 
 
-def alerting_rules() -> tuple[Alerting, ...]:
+def groups(slo_goal: float = SLO_GOAL) -> dict[str, tuple[Rule, ...]]:
+    """Group -> its rules, in the order in which Prometheus evaluates them. slo_goal: share of the requests that should meet their SLO."""
+    return {
+        "kvscope-slo": slo.rules(slo_goal),
+        "kvscope-blocks": blocks.RULES,
+        "kvscope-routing": routing.RULES,
+        "kvscope-telemetry": telemetry.RULES,
+        "kvscope-collector": collector.RULES,
+    }
+
+
+def alerting_rules(slo_goal: float = SLO_GOAL) -> tuple[Alerting, ...]:
     """Every alerting rule."""
-    return tuple(rule for rules in GROUPS.values() for rule in rules if isinstance(rule, Alerting))
+    return tuple(rule for rules in groups(slo_goal).values() for rule in rules if isinstance(rule, Alerting))
 
 
-__all__ = ["GROUPS", "Alerting", "Recording", "Rule", "alerting_rules"]
+__all__ = ["Alerting", "Recording", "Rule", "alerting_rules", "groups"]

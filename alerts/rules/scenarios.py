@@ -36,6 +36,7 @@ from store.metric_catalogue import (
     STORE_FREE,
     WAITING_ON,
 )
+from store.metrics import SLO_GOAL
 
 _M = {"model": "m"}
 _W = {"worker": "w1"}
@@ -44,50 +45,73 @@ _SLO = {**_OF, "slo": "interactive"}
 _SLOW = {"model": "m", "slo": "interactive"}
 _S = {"source": "probe"}
 
-SLO: Final = (
-    Scenario(
-        "KvscopeErrorBudgetBurn",
-        "30 of 100 requests a minute miss the SLO from minute 60 to 120",
-        (
-            series(SLO_REQUESTS, "0+100x60 6070+70x59 10300+100x400", outcome="met", **_SLO),
-            series(SLO_REQUESTS, "0x60 30+30x59 1800x400", outcome="missed", **_SLO),
-        ),
-        {
-            "60m": (),
-            # The last hour: 40 minutes of 30 in 6,000 requests. Of all 10,000 so far: 12 %.
-            "100m": (
-                Firing({**_SLOW, "window": "1h", "severity": "critical"}, "20%"),
-                Firing({**_SLOW, "window": "6h", "severity": "critical"}, "12%"),
+
+def _budgets(goal: float) -> tuple[Scenario, ...]:
+    """Of error budgets: what is missed is worked out as times of what the goal allows."""
+    allowed = 1 - goal
+    missed = round(100 * 20 * allowed, 9)  # of 100 requests a minute
+    met = 100 - missed
+    within = 200 * allowed / 2
+    return (
+        Scenario(
+            "KvscopeErrorBudgetBurn",
+            "20 times as many as the goal allows miss the SLO from minute 60 to 120",
+            (
+                series(
+                    SLO_REQUESTS,
+                    f"0+100x60 {6000 + met:.8g}+{met:.8g}x59 {6100 + 60 * met:.8g}+100x400",
+                    outcome="met",
+                    **_SLO,
+                ),
+                series(
+                    SLO_REQUESTS, f"0x60 {missed:.8g}+{missed:.8g}x59 {60 * missed:.8g}x400", outcome="missed", **_SLO
+                ),
             ),
-            # Ended for 10 minutes: the windows of 5 minutes are clean, those of half an hour are not.
-            "130m": (
-                Firing({**_SLOW, "window": "6h", "severity": "critical"}, "13.85%"),
-                Firing({**_SLOW, "window": "1d", "severity": "warning"}, "13.85%"),
-            ),
-            "500m": (),
-        },
-    ),
-    Scenario(
-        "KvscopeErrorBudgetBurn",
-        "a dozen requests an hour, all of them too slow: chance",
-        (series(SLO_REQUESTS, "0+0.2x200", outcome="missed", **_SLO),),
-        {"200m": ()},
-    ),
-    Scenario(
-        "KvscopeErrorBudgetBurn",
-        "one in 200 misses: within the budget",
-        (
-            series(SLO_REQUESTS, "0+199x600", outcome="met", **_SLO),
-            series(SLO_REQUESTS, "0+1x600", outcome="missed", **_SLO),
+            {
+                "60m": (),
+                # 59 minutes of the last hour's 60; 59 of all 119 so far.
+                "119m": (
+                    Firing({**_SLOW, "window": "1h", "severity": "critical"}, _percent(20 * allowed * 59 / 60)),
+                    Firing({**_SLOW, "window": "6h", "severity": "critical"}, _percent(20 * allowed * 59 / 119)),
+                ),
+                # Ended for 20 minutes: the windows of 5 minutes are clean, those of half an hour are not.
+                "140m": (
+                    Firing({**_SLOW, "window": "6h", "severity": "critical"}, _percent(20 * allowed * 60 / 140)),
+                    Firing({**_SLOW, "window": "1d", "severity": "warning"}, _percent(20 * allowed * 60 / 140)),
+                ),
+                "500m": (),
+            },
         ),
-        {"600m": ()},
-    ),
-    Scenario(
-        "KvscopeErrorBudgetBurn",
-        "no request ever missed: there is no series of misses",
-        (series(SLO_REQUESTS, "0+100x100", outcome="met", **_SLO),),
-        {"100m": ()},
-    ),
+        Scenario(
+            "KvscopeErrorBudgetBurn",
+            "a dozen requests an hour, all of them too slow: chance",
+            (series(SLO_REQUESTS, "0+0.2x200", outcome="missed", **_SLO),),
+            {"200m": ()},
+        ),
+        Scenario(
+            "KvscopeErrorBudgetBurn",
+            "half as many miss as the goal allows: within the budget",
+            (
+                series(SLO_REQUESTS, f"0+{200 - within:.8g}x600", outcome="met", **_SLO),
+                series(SLO_REQUESTS, f"0+{within:.8g}x600", outcome="missed", **_SLO),
+            ),
+            {"600m": ()},
+        ),
+        Scenario(
+            "KvscopeErrorBudgetBurn",
+            "no request ever missed: there is no series of misses",
+            (series(SLO_REQUESTS, "0+100x100", outcome="met", **_SLO),),
+            {"100m": ()},
+        ),
+    )
+
+
+def _percent(share: float) -> str:
+    """As Prometheus' humanizePercentage."""
+    return f"{100 * share:.4g}%"
+
+
+REQUESTS_SEEN: Final = (
     Scenario(
         "KvscopeRequestErrors",
         "one in ten fails from minute 10 to 20",
@@ -397,4 +421,7 @@ COLLECTOR: Final = (
     ),
 )
 
-SCENARIOS: Final = (*SLO, *BLOCKS, *ROUTING, *TELEMETRY, *COLLECTOR)
+
+def scenarios(slo_goal: float = SLO_GOAL) -> tuple[Scenario, ...]:
+    """All of them, for rules of that goal."""
+    return (*_budgets(slo_goal), *REQUESTS_SEEN, *BLOCKS, *ROUTING, *TELEMETRY, *COLLECTOR)

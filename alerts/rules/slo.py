@@ -1,7 +1,8 @@
 """Error budgets: alerts on how fast they burn, over two windows each. Source: Google, The Site Reliability Workbook, chapter 5.
 
-The budget is 1 % of the requests (`GOAL`): of 100 requests 99 finish within every limit of their SLO. The long window says that enough of it
-is gone to matter, the short one that it goes on: the alert ends soon after the trouble does. Windows in which hardly anybody asked say nothing.
+The budget is what the goal leaves: at 99 % (`store.metrics.SLO_GOAL`) one of 100 requests may miss a limit of its SLO. The long window says that
+enough of it is gone to matter, the short one that it goes on: the alert ends soon after the trouble does. Windows in which hardly anybody
+asked say nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from alerts.condition import SEVERAL
 from alerts.rules.rule import Alerting, Recording, Rule, increase, rate, select
 from store.metric_catalogue import OLDEST_WAIT, REQUEST_ERRORS, REQUESTS, SLO_REQUESTS
 
-GOAL: Final = 0.99
 MIN_REQUESTS: Final = 50
 """Requests of the long window below which a burn rate is a matter of chance."""
 
@@ -51,19 +52,19 @@ def _recorded(window: str) -> Recording:
     return Recording(missed_ratio(window), f"({missed} or 0 * {every}) / ({every} > 0)")
 
 
-def _burn(burn: Burn) -> Alerting:
-    limit = f"{burn.times * (1 - GOAL):.4g}"
+def _burn(burn: Burn, goal: float) -> Alerting:
+    limit = f"{burn.times * (1 - goal):.4g}"
     enough = f"{increase(SLO_REQUESTS, burn.long, *_BY)} >= {MIN_REQUESTS}"
     return Alerting(
         "KvscopeErrorBudgetBurn",
         f"{missed_ratio(burn.long)} > {limit} and {missed_ratio(burn.short)} > {limit} and {enough}",
         "{{ $labels.model }} misses its SLO {{ $labels.slo }} too often",
         f"{{{{ $value | humanizePercentage }}}} of the requests of {burn.long} missed it, {burn.times:g} times what the goal of "
-        f"{GOAL * 100:g} % allows: {burn.spent}. kvscope diagnose says why.",
+        f"{goal * 100:g} % allows: {burn.spent}. kvscope diagnose says why.",
         severity=burn.severity,
         wait=burn.wait,
         keep=None,
-        labels={"role": "symptom", "metric": "ttft", "worker": "several", "window": burn.long},
+        labels={"role": "symptom", "metric": "ttft", "worker": SEVERAL, "window": burn.long},
         todo=(
             "kvscope diagnose, or the webhook of kvscope in Alertmanager: which cause owns how much of it",
             "KvscopeHotspot, KvscopeKvBlocked, KvscopePreemptionStorm and KvscopePrematureEviction, where they fire beside it, are why",
@@ -71,9 +72,12 @@ def _burn(burn: Burn) -> Alerting:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    *(_recorded(window) for window in _WINDOWS),
-    *(_burn(burn) for burn in BURNS),
+def rules(goal: float) -> tuple[Rule, ...]:
+    """Budgets of a goal: the share of the requests, 0 to 1, that should meet their SLO."""
+    return (*(_recorded(window) for window in _WINDOWS), *(_burn(burn, goal) for burn in BURNS), *_OTHERS)
+
+
+_OTHERS: Final[tuple[Rule, ...]] = (
     Alerting(
         "KvscopeRequestErrors",
         f"{rate(REQUEST_ERRORS, '5m', 'model', reason='!aborted')} / {rate(REQUESTS, '5m', 'model')} > 0.05 "

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from alerts.condition import SEVERAL
 from collector import problems
 from collector.alert_answers import alert_rows, delivery_rows, end_silence, replay, silence, silence_rows
 from collector.alert_intake import AlertmanagerMessage, take_in
 from collector.alerting import Alerting
 from collector.api.common import READ_ERRORS, answer, json_only
+from collector.name_patterns import PatternText, matching
 from collector.services import Services, services_of
 from engine_probe.errors import (
     AlertMisuse,
@@ -26,6 +29,7 @@ from engine_probe.errors import (
     TooManyQueries,
     UnknownFormat,
 )
+from store.alert_rows import Alert
 
 router = APIRouter(prefix="/api/v1/alerts", tags=["alerts"])
 LONGEST_SILENCE_S = 366 * 86_400
@@ -157,11 +161,19 @@ async def get_alerts(
     ] = "open",
     origin: Annotated[Literal["evaluator", "alertmanager"] | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    worker_matches: PatternText = None,
+    model_matches: PatternText = None,
+    tenant_matches: PatternText = None,
 ) -> Response:
-    """What is wrong now, and what was; with why nobody was told where that is so."""
+    """What is wrong now, and what was; with why nobody was told where that is so.
+
+    A pattern narrows the list by a label; an alert without that label is about them all and stays.
+    """
     services = services_of(request)
     book = _alerting(services).book
-    return answer(await services.reads.run("/api/v1/alerts", alert_rows, book, state, origin, limit, time.time_ns()))
+    patterns = {"worker": worker_matches, "model": model_matches, "tenant": tenant_matches}
+    asked = (state, origin, limit, time.time_ns(), _label_filter(services, patterns))
+    return answer(await services.reads.run("/api/v1/alerts", alert_rows, book, *asked))
 
 
 @router.post(
@@ -268,6 +280,20 @@ async def post_replay(request: Request, which: Which) -> Response:
     )
     alerting.courier.wake()
     return answer({"replayed": ids})
+
+
+def _label_filter(services: Services, patterns: Mapping[str, str | None]) -> Callable[[list[Alert]], list[Alert]]:
+    """Alerts of whose labels each is one that its pattern matches, or says nothing of one alone."""
+
+    def narrowed(found: list[Alert]) -> list[Alert]:
+        for label, pattern in patterns.items():
+            if pattern is not None:
+                told = [alert.labels.get(label, SEVERAL) for alert in found]
+                chosen = matching(services.store, pattern, told) | {SEVERAL}
+                found = [alert for alert, name in zip(found, told, strict=True) if name in chosen]
+        return found
+
+    return narrowed
 
 
 def _alerting(services: Services) -> Alerting:

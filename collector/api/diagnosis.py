@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from importlib import metadata
 from typing import Annotated, Any, Final, Literal
 
@@ -71,6 +72,10 @@ class Finding(BaseModel):
     made_ns: int
     baseline: str | None = Field(description="the window as it was asked for; null: chosen by rule")
     suspect: str | None
+    judged: dict[str, str] | None = Field(
+        None,
+        description="baseline, suspect: the windows so that they can be asked for again; null: of an older release",
+    )
     metric: str
     quantile: str
     status: str
@@ -94,6 +99,24 @@ class CapacityRow(BaseModel):
     requested_blocks: int
 
 
+class CachingWorth(BaseModel):
+    """What a prefix cache of the workers' own size would be worth in seconds. Unknown is null."""
+
+    pays: bool | None = Field(
+        description="a request gains more than its look-up costs; null: what a token costs is not known"
+    )
+    sentence: str
+    num_blocks: int | None = Field(description="blocks of each worker's cache; null: without an end")
+    hit_ratio: float = Field(description="share of the prompts' tokens that it would have served")
+    served_ratio: float | None = Field(description="share that was served from a cache as it was")
+    token_s: float | None = Field(description="computing a prompt token, fitted")
+    saved_s: float | None = Field(description="prefill that falls away, a request on average")
+    lookup_s: float = Field(description="look-up that comes in its place")
+    ttft_s: list[float] | None = Field(description="mean and P99 as it was")
+    ttft_then_s: list[float] | None = Field(description="mean and P99 as it would have been at the same waiting")
+    break_even_ratio: float | None = Field(description="hit ratio from which on it pays")
+
+
 class CapacityAnswer(BaseModel):
     """Hit rate against cache size, replayed from the prompt blocks that requests asked for."""
 
@@ -101,6 +124,9 @@ class CapacityAnswer(BaseModel):
     policy: str
     points: list[CapacityRow]
     knee: dict[str, Any]
+    caching: CachingWorth | None = Field(
+        description="would caching pay here? null: the prompts do not tell their lengths"
+    )
 
 
 @router.get(
@@ -239,7 +265,7 @@ def _case(services: Services, *asked: Any) -> tuple[dict[str, Any], dict[str, An
 
 
 def _capacity(services: Services, text: str | None, policy: str, blocks: str | None) -> dict[str, Any]:
-    from collector.commands.capacity import default_sizes, knee
+    from collector.commands.capacity import caching_worth, default_sizes, knee
     from diagnosis.capacity_input import cache_loads, curve_over, stored_requests
 
     window = window_of(services, text)
@@ -261,7 +287,14 @@ def _capacity(services: Services, text: str | None, policy: str, blocks: str | N
         }
         for point in points
     ]
-    return {"window": str(window), "policy": policy, "points": rows, "knee": knee(loads)}
+    worth = caching_worth(loads)
+    return {
+        "window": str(window),
+        "policy": policy,
+        "points": rows,
+        "knee": knee(loads),
+        "caching": None if worth is None else asdict(worth),
+    }
 
 
 def _sizes(text: str) -> list[int | None]:

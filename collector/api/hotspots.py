@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, answer
+from collector.name_patterns import PatternText, matching
 from collector.services import Services, services_of
 from engine_probe.errors import DiagnosisError
 
@@ -81,14 +82,32 @@ class HotspotsDocument(BaseModel):
     responses={200: {"model": HotspotsDocument}, **problems.responses(*READ_ERRORS, DiagnosisError)},
 )
 async def get_hotspots(
-    request: Request, window: _Window = None, baseline: _Baseline = None, suspect: _Suspect = None
+    request: Request,
+    window: _Window = None,
+    baseline: _Baseline = None,
+    suspect: _Suspect = None,
+    worker_matches: PatternText = None,
 ) -> Response:
-    """Judges each routing decision by what it lost, and each interval by tests with a stated rate of false alarms."""
+    """Judges each routing decision by what it lost, and each interval by tests with a stated rate of false alarms.
+
+    `worker_matches` narrows the list of hotspots to those of the workers that it matches; the fleet is judged all the same.
+    """
     services = services_of(request)
-    return answer(await services.judging.run("/api/v1/hotspots", _hotspots, services, window, baseline, suspect))
+    asked = (window, baseline, suspect, worker_matches)
+    return answer(await services.judging.run("/api/v1/hotspots", _hotspots, services, *asked))
 
 
-def _hotspots(services: Services, window: str | None, baseline: str | None, suspect: str | None) -> dict[str, Any]:
+def _hotspots(
+    services: Services, window: str | None, baseline: str | None, suspect: str | None, pattern: str | None
+) -> dict[str, Any]:
     from diagnosis.hotspots import question
 
-    return question.answer(services.store, window, baseline, suspect, time.time_ns()).to_dict()
+    found = question.answer(services.store, window, baseline, suspect, time.time_ns()).to_dict()
+    chosen = matching(services.store, pattern, [_worker_of(spot) for spot in found["hotspots"]])
+    return {**found, "hotspots": [spot for spot in found["hotspots"] if _worker_of(spot) in chosen]}
+
+
+def _worker_of(spot: dict[str, Any]) -> str:
+    """Empty where the hotspot is the whole fleet's."""
+    subject = spot["subject"]
+    return str(subject["id"]) if subject["kind"] == "worker" and subject["id"] is not None else ""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
+from collector.name_patterns import COLUMNS, PatternText, matching
 from collector.otlp_answer import PROTOBUF
 from collector.otlp_export.page import CURSOR_HEADER, PAGE_ROWS, ROWS_HEADER, SpanPage, span_page
 from collector.perfetto.export import trace_of_request, trace_of_requests
@@ -168,8 +169,12 @@ class FilterParams(BaseModel):
     priority_class: str | None = None
     vantage: Literal["engine", "client", "router"] | None = None
     state: Literal["finished", "failed", "aborted", "rejected", "open"] | None = Field(
-        None, description="`open` answers with what runs now (OpenRequests) and takes only `limit` beside it"
+        None,
+        description="`open` answers with what runs now (OpenRequests) and takes only `limit` and `worker_matches` beside it",
     )
+    worker_matches: PatternText = None
+    model_matches: PatternText = None
+    tenant_matches: PatternText = None
     session_id: str | None = None
     trace_id: str | None = None
     finish_reason: str | None = None
@@ -219,12 +224,15 @@ async def get_requests(request: Request, params: Annotated[FilterParams, Query()
     services = services_of(request)
     limit = limit_of(services, params.limit)
     if params.state == "open":
-        if others := sorted(params.model_fields_set - {"state", "limit"}):
+        if others := sorted(params.model_fields_set - {"state", "limit", "worker_matches"}):
             raise UsageError(
-                f"state=open tells what runs now, of all workers; it takes only limit beside it, not {', '.join(others)}",
+                f"state=open tells what runs now; it takes only limit and worker_matches beside it, not {', '.join(others)}",
                 parameters=others,
             )
-        return answer(_open_requests(services, limit))
+        if params.worker_matches is None:
+            return answer(_open_requests(services, limit))
+        asked = (services, limit, params.worker_matches)
+        return answer(await services.reads.run("/api/v1/requests", _open_requests, *asked))
     page = await services.reads.run("/api/v1/requests", _page, services, params, limit)
     return answer(page)
 
@@ -342,6 +350,7 @@ def _listed(services: Services, params: FilterParams, limit: int) -> tuple[Page,
         params.order == "desc",
         limit,
         params.cursor,
+        {column: pattern for column in COLUMNS if (pattern := getattr(params, f"{column}_matches")) is not None},
     )
     return list_requests(services.store, wanted), window
 
@@ -352,11 +361,17 @@ def _one(services: Services, ask: Any, request_id: str, window: str | None) -> A
     return ask(services.store, request_id, None if window is None else window_of(services, window))
 
 
-def _open_requests(services: Services, limit: int) -> dict[str, Any]:
+def _open_requests(services: Services, limit: int, pattern: str | None = None) -> dict[str, Any]:
     now_ns = time.time_ns()
     live = services.live
-    found = live.open_requests(now_ns, limit)
     workers = live.workers()
+    if pattern is None:
+        found = live.open_requests(now_ns, limit)
+    else:
+        every = live.open_requests(now_ns, services.settings.read.open_requests)
+        chosen = matching(services.store, pattern, [*workers, *(one.worker or "" for one in every)])
+        found = [one for one in every if (one.worker or "") in chosen][:limit]
+        workers = {name: state for name, state in workers.items() if name in chosen}
     return {
         "told_by": [kind for kind, tells in (("route", live.sees_routes), ("step", bool(workers))) if tells],
         "num_open": live.num_open,

@@ -10,6 +10,7 @@ import typer
 
 from collector.asking import TokenOption, UrlOption, ask
 from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
+from collector.slo_goal import SloGoalOption, slo_goal_of
 from engine_probe.errors import EXIT_FINDING, AlertMisuse
 
 if TYPE_CHECKING:
@@ -44,14 +45,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="alerts")
 
 
-def build(folder: FolderOption = None, links_to: LinksOption = DEFAULT_LINKS, json: JsonOption = False) -> None:
+def build(
+    folder: FolderOption = None,
+    links_to: LinksOption = DEFAULT_LINKS,
+    slo_goal: SloGoalOption = None,
+    json: JsonOption = False,
+) -> None:
     """Write the rules for Prometheus, their scenarios for promtool and a configuration for Alertmanager.
 
     The same release writes the same bytes.
     """
     from alerts.files import FOLDER, write
 
-    written = [str(path) for path in write(folder or FOLDER, links_to.rstrip("/"))]
+    goal = slo_goal_of(slo_goal)
+    written = [str(path) for path in write(folder or FOLDER, links_to.rstrip("/"), goal)]
     if json:
         emit_json({"files": written})
     else:
@@ -62,6 +69,7 @@ def build(folder: FolderOption = None, links_to: LinksOption = DEFAULT_LINKS, js
 def check(
     folder: FolderOption = None,
     links_to: LinksOption = DEFAULT_LINKS,
+    slo_goal: SloGoalOption = None,
     prometheus: Annotated[
         str | None, typer.Option(help="URL of a Prometheus that evaluates every expression.", show_default=False)
     ] = None,
@@ -79,7 +87,7 @@ def check(
     from alerts.proving import Proof, ask_prometheus, check_rules
 
     place = folder or FOLDER
-    old = outdated(place, links_to.rstrip("/"))
+    old = outdated(place, links_to.rstrip("/"), slo_goal_of(slo_goal))
     made = "kvscope alerts build" if folder is None else f"kvscope alerts build --dir {folder}"
     proofs = [
         Proof("files are those of this release", not old, f"{', '.join(old)}: run `{made}`" if old else str(place))
@@ -117,10 +125,11 @@ def prove(
         return
     from alerts.files import FOLDER
     from alerts.proving import play_scenarios
-    from alerts.rules.scenarios import SCENARIOS
+    from alerts.rules.scenarios import scenarios
 
     if folder is None:
-        say(f"{len(SCENARIOS)} scenarios of {len({scenario.alert for scenario in SCENARIOS})} alerts")
+        found = scenarios()
+        say(f"{len(found)} scenarios of {len({scenario.alert for scenario in found})} alerts")
     _tell([play_scenarios(folder or FOLDER)], json)
 
 

@@ -95,7 +95,7 @@ def capacity(
     if not json:
         emit(render(loads, policy, points))
     elif facts:
-        found = _caching(loads)
+        found = caching_worth(loads)
         emit_json(
             {
                 "points": [_row(p, policy) for p in points],
@@ -132,6 +132,14 @@ def knee(loads: list[CacheLoad]) -> dict[str, Any]:
     return {"blocks": max((need for need in needs if need is not None), default=None), "share_of_ceiling": KNEE_SHARE}
 
 
+def caching_worth(loads: list[CacheLoad]) -> CachingPays | None:
+    """What a cache of the size that the workers have would be worth; where that is not known, one without an end."""
+    from diagnosis.caching_pays import caching_pays
+    from diagnosis.capacity_input import common
+
+    return caching_pays(loads, common([load.num_blocks for load in loads]))
+
+
 def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> str:
     """The curve as text: one sentence, a table, the facts of each cache's load, what the replay leaves out."""
     from diagnosis.capacity import KNEE_SHARE
@@ -159,7 +167,7 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
         lines.append(f"  {size:>10}  {tokens:>13}  {point.hit_rate or 0:8.2%}  {share:6.1%}  {bar}{note}".rstrip())
     for facts in _facts(loads):
         lines += ["", *_facts_text(facts)]
-    caching = _caching(loads)
+    caching = caching_worth(loads)
     if caching is not None and caching.token_s is not None:
         lines += ["", *wrapped(caching.sentence, 118).split("\n")]
     num_warm_up = sum(int((~load.counted).sum()) for load in loads)
@@ -170,14 +178,6 @@ def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> 
         "Only prompts are replayed. Generated tokens and running requests need blocks as well.",
     ]
     return "\n".join(lines)
-
-
-def _caching(loads: list[CacheLoad]) -> CachingPays | None:
-    """What a cache of the size that the workers have would be worth; where that is not known, one without an end."""
-    from diagnosis.caching_pays import caching_pays
-    from diagnosis.capacity_input import common
-
-    return caching_pays(loads, common([load.num_blocks for load in loads]))
 
 
 def _check_routing(routing: str | None, workers: int | None, policy: str, *, facts: bool) -> None:

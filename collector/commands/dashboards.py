@@ -11,6 +11,7 @@ import typer
 
 from collector.asking import TokenOption
 from collector.output import JsonOption, emit, emit_json, printable, say
+from collector.slo_goal import SloGoalOption, slo_goal_of
 from engine_probe.errors import EXIT_FINDING, BoardsMissing, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def build(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to.", show_default="dashboards/generated of the source")
     ] = None,
+    slo_goal: SloGoalOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write every dashboard as JSON that Grafana imports. The same source gives the same bytes."""
@@ -41,7 +43,7 @@ def build(
 
     folder = FOLDER if out is None else out
     try:
-        paths = write(folder)
+        paths = write(folder, slo_goal_of(slo_goal))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error}; name another folder with --out") from error
     if as_json:
@@ -61,6 +63,7 @@ def check(
     interval: Annotated[
         str | None, typer.Option(help="What stands for $__rate_interval.", show_default="15s, with --prometheus 5m")
     ] = None,
+    slo_goal: SloGoalOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a real Prometheus every expression of every dashboard: does it parse, does it return data? Exit 1 where one does not.
@@ -74,7 +77,7 @@ def check(
     if not documents:
         raise BoardsMissing("there are no generated dashboards; run kvscope dashboards build")
     asked = list(targets(documents))
-    stale = _stale(documents)
+    stale = _stale(documents, slo_goal_of(slo_goal))
     if prometheus is None:
         found = _in_lab(asked, seconds, interval or "15s")
     else:
@@ -153,11 +156,11 @@ def _has_to_be_told(checked: Checked, prometheus: str | None) -> bool:
     return prometheus is None and checked.target.expr is not None
 
 
-def _stale(documents: dict[str, str]) -> list[str]:
+def _stale(documents: dict[str, str], slo_goal: float) -> list[str]:
     """Generated files that are not what the source makes."""
     from dashboards.build import build as make
 
-    made = make()
+    made = make(slo_goal)
     return sorted(name for name in {*made, *documents} if made.get(name) != documents.get(name))
 
 

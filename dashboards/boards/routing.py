@@ -103,6 +103,7 @@ BOARD: Final = Board(
                     Column("regret_s", "regret", "number", SECONDS),
                     Column("num_requests", "requests", "number"),
                     Column("statement", "statement"),
+                    chosen_by=("worker",),
                 ),
                 api_table(
                     "Open requests",
@@ -114,6 +115,7 @@ BOARD: Final = Board(
                     Column("worker", "worker"),
                     Column("router", "router"),
                     params={"state": "open"},
+                    chosen_by=("worker",),
                     in_window=False,
                 ),
             ),

@@ -11,10 +11,10 @@ import yaml
 from alerts import files
 from alerts.muting import INHIBITIONS
 from alerts.proving import check_rules, play_scenarios
-from alerts.rules import GROUPS, alerting_rules
+from alerts.rules import alerting_rules, groups
 from alerts.rules.rule import Alerting, grew, rate, select
 from alerts.rules.scenario import Firing, shown
-from alerts.rules.scenarios import SCENARIOS
+from alerts.rules.scenarios import scenarios
 from alerts.runbooks import names, render, runbook
 from engine_probe.errors import AlertMisuse
 from store.metric_catalogue import HOTSPOTS, INGEST_COMMIT, TTFT, family_of
@@ -38,7 +38,7 @@ def test_the_page_of_runbooks_is_what_is_made_today() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_alert_has_a_scenario_in_which_it_fires_one_in_which_it_ends_and_one_that_is_quiet(name: str) -> None:
     """Fires, resolves, quiet: a rule that cannot fire and one that cannot be quiet are both noticed."""
-    found = [scenario for scenario in SCENARIOS if scenario.alert == name]
+    found = [scenario for scenario in scenarios() if scenario.alert == name]
     assert any(not scenario.fires for scenario in found)
     ends = [list(scenario.at.values()) for scenario in found if scenario.fires]
     assert ends
@@ -47,10 +47,10 @@ def test_every_alert_has_a_scenario_in_which_it_fires_one_in_which_it_ends_and_o
 
 def test_no_scenario_is_of_an_alert_that_does_not_exist() -> None:
     """And every severity of an alert of several severities fires in some scenario."""
-    assert {scenario.alert for scenario in SCENARIOS} == set(NAMES)
+    assert {scenario.alert for scenario in scenarios()} == set(NAMES)
     fired = {
         (scenario.alert, firing.labels.get("severity"))
-        for scenario in SCENARIOS
+        for scenario in scenarios()
         for fires in scenario.at.values()
         for firing in fires
     }
@@ -71,8 +71,8 @@ def test_every_rule_says_what_it_means_and_what_to_do(rule: Alerting) -> None:
 
 def test_every_metric_of_every_expression_is_in_the_catalogue() -> None:
     """Or is recorded by a rule of ours."""
-    recorded = {rule.name for rules in GROUPS.values() for rule in rules if not isinstance(rule, Alerting)}
-    for rules in GROUPS.values():
+    recorded = {rule.name for rules in groups().values() for rule in rules if not isinstance(rule, Alerting)}
+    for rules in groups().values():
         for rule in rules:
             for name in re.findall(r"\b(?:[a-z_]+:)?kvscope_[a-z_]+(?::[a-z0-9_]+)?", rule.expr):
                 if name not in recorded:
@@ -132,6 +132,27 @@ def test_promtool_reads_the_rules_and_plays_every_scenario() -> None:
     servers.require("prometheus")
     for proof in [*check_rules(files.FOLDER), play_scenarios(files.FOLDER)]:
         assert proof.is_right, proof.said
+
+
+def test_budgets_follow_the_goal() -> None:
+    """At 99.9 % a tenth as much may be missed: 14.4 * 0.001 in an hour; the text says which goal it is."""
+    of_goal = {
+        rule.labels.get("window"): rule for rule in alerting_rules(0.999) if rule.name == "KvscopeErrorBudgetBurn"
+    }
+    assert "rate1h > 0.0144 and" in of_goal["1h"].expr
+    assert "the goal of 99.9 % allows" in of_goal["1h"].description
+    (usual,) = (rule for rule in RULES if rule.labels.get("window") == "1h")
+    assert "rate1h > 0.144 and" in usual.expr
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("slo_goal", [0.95, 0.999])
+def test_promtool_plays_the_scenarios_of_another_goal(tmp_path: Path, slo_goal: float) -> None:
+    """What fires at 20 times the budget and is quiet at half of it is worked out of the goal."""
+    servers.require("prometheus")
+    files.write(tmp_path, slo_goal=slo_goal)
+    proof = play_scenarios(tmp_path)
+    assert proof.is_right, proof.said
 
 
 @pytest.mark.server

@@ -177,3 +177,42 @@ def test_a_receiver_can_be_tried(kvscope: Kvscope, tmp_path: Path) -> None:
         assert kvscope("alerts", "test", "--send", "nobody", "--receivers", tmp_path / "r.yml").code == 2
     gone = kvscope("alerts", "test", "--send", "box", "--receivers", tmp_path / "r.yml")
     assert (gone.code, "Delivery failed" in gone.err) == (3, True)
+
+
+def test_alerts_are_narrowed_by_their_labels(path: Path) -> None:
+    """A pattern chooses by a label; what is about no single worker stays."""
+    with open_store(str(path)) as store:
+        other = replace(ALERT, alert_id="a3", fingerprint="f3", labels={**ALERT.labels, "worker": "w2"})
+        several = replace(ALERT, alert_id="a4", fingerprint="f4", labels={"alertname": "Slow", "worker": "several"})
+        fleet = replace(ALERT, alert_id="a5", fingerprint="f5", labels={"alertname": "Late", "model": "m"})
+        AlertBook(store).save(Changes(alerts=(other, several, fleet)))
+    with running(path, alerts={"enabled": False}) as collector:
+
+        def found(**params: str) -> set[str]:
+            answer = collector.client.get("/api/v1/alerts", params=params)
+            answer.raise_for_status()
+            return {alert["alert_id"] for alert in answer.json()["alerts"]}
+
+        assert found(worker_matches=".*") == found() == {"a1", "a2", "a3", "a4", "a5"}
+        assert found(worker_matches="w1") == {"a1", "a2", "a4", "a5"}
+        assert found(worker_matches="w2", model_matches="other") == {"a3", "a4"}
+        assert collector.client.get("/api/v1/alerts", params={"worker_matches": "("}).status_code == 400
+
+
+def test_the_goal_is_one_setting_of_rules_and_dashboards(
+    tmp_path: Path, kvscope: Kvscope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option, else the collector's own variable; files of another goal are not those of this one; nonsense is misuse."""
+    rules, boards = tmp_path / "rules", tmp_path / "boards"
+    kvscope("alerts", "build", "--dir", rules, "--slo-goal", "0.999")
+    text = (rules / files.RULES_FILE).read_text()
+    assert "the goal of 99.9 % allows" in text
+    monkeypatch.setenv("KVSCOPE_SLO__GOAL", "0.995")
+    kvscope("alerts", "build", "--dir", rules)
+    assert "the goal of 99.5 % allows" in (rules / files.RULES_FILE).read_text()
+    kvscope("dashboards", "build", "--out", boards)
+    assert "99.5 % should meet it" in (boards / "kvscope-overview.json").read_text()
+    assert files.outdated(rules) == [files.RULES_FILE, files.TESTS_FILE]
+    assert files.outdated(rules, slo_goal=0.995) == []
+    refused = kvscope("alerts", "build", "--dir", rules, "--slo-goal", "0.5")
+    assert (refused.code, "slo.goal" in refused.err) == (2, True)

@@ -12,6 +12,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from collector.api.diagnosis import CapacityAnswer, Findings, VerdictDocument
+from collector.commands.capacity import caching_worth
+from diagnosis.capacity_input import cache_loads, stored_requests
 from diagnosis.diagnose import diagnose
 from store.interface import Window
 from store.open import open_store
@@ -108,6 +110,18 @@ def test_capacity_over_http_is_that_of_the_command(
         kvscope("capacity", "--store", copy, "--run", "c-squeeze-long", "--blocks", "50,111,inf", "--json").out
     )
     assert [point["hit_rate"] for point in told] == pytest.approx(rates)
+
+
+def test_capacity_over_http_tells_whether_caching_would_pay(collector: Collector) -> None:
+    """As the command says it, of a cache of the size that the workers have."""
+    answer = collector.client.get("/api/v1/capacity", params={"window": "c-squeeze-long", "blocks": "inf"})
+    loads = cache_loads(*stored_requests(collector.store, Window(run_id="c-squeeze-long")))
+    told = caching_worth(loads)
+    assert told is not None
+    worth = answer.json()["caching"]
+    assert worth["sentence"] == told.sentence
+    assert worth["sentence"].startswith("Would caching pay here?")
+    assert 0 < worth["hit_ratio"] == pytest.approx(told.hit_ratio)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import base64
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -157,7 +158,9 @@ def test_filters_narrow_together(collector: Collector) -> None:
         ({"limit": 10**6}, "at most 5000"),
         ({"colour": "red"}, "has no parameter 'colour'; it takes window, worker"),
         ({"limit": [1, 2]}, "comes 2 times"),
-        ({"state": "open", "worker": "w0"}, "only limit beside it, not worker"),
+        ({"state": "open", "worker": "w0"}, "only limit and worker_matches beside it, not worker"),
+        ({"worker_matches": "(w0"}, "no pattern"),
+        ({"state": "open", "worker_matches": "(w0"}, "no pattern"),
         ({"state": "open", "window": "run-1", "sort": "ttft"}, "not sort, window"),
         ({"window": "never-imported"}, "run-1"),
         ({"window": "tomorrow/yesterday"}, "ISO 8601"),
@@ -172,6 +175,19 @@ def test_filters_narrow_together(collector: Collector) -> None:
 def test_parameter_that_makes_no_sense_is_named(collector: Collector, params: dict[str, Any], said: str) -> None:
     """400 with the parameter, what was sent, and what is possible."""
     assert said in refused(collector, "requests", **params)
+
+
+def test_patterns_narrow_as_labels_do_in_promql(collector: Collector) -> None:
+    """The whole name by RE2; `.*` is all of them, those without a name too; names that are not told are the empty name."""
+
+    def found(**params: str) -> set[str]:
+        return {row["request_id"] for row in get(collector, "requests", limit=200, **params)["requests"]}
+
+    assert found(worker_matches=".*") == found()
+    assert found(worker_matches="(w0|w7)") == found(worker="w0")
+    assert found(worker_matches="w") == set()
+    assert found(tenant_matches="acme", worker_matches="w1") == {f"r{i:03}" for i in range(1, 50, 2)}
+    assert found(tenant_matches="") == found() - found(tenant="acme") - found(tenant="umbrella")
 
 
 def test_cursor_of_another_order_is_refused(collector: Collector) -> None:
@@ -398,6 +414,24 @@ def test_series_of_too_many_points_is_refused(collector: Collector) -> None:
     assert "more than 500 points" in refused(collector, "series", metric="requests", window="points", step_s=1)
 
 
+def test_series_of_many_groups_takes_longer_buckets(collector: Collector) -> None:
+    """120 buckets of 20 workers would be 2,400 points where 500 are allowed: buckets of 30 s are 400, and every row is in one."""
+    rows = [
+        request_row(f"{worker}", run_id="groups", worker=f"w{worker}", arrival_ns=(NOW_NS // (60 * S) * 60 + 5 * k) * S)
+        for worker in range(20)
+        for k in range(120)
+    ]
+    collector.post({"request": [row | {"at_ns": row["arrival_ns"]} for row in rows]}).raise_for_status()
+    found = get(collector, "series", metric="requests", window="groups", by="worker")
+    assert found["step_s"] == 30
+    points = [point for one in found["series"] for point in one["points"]]
+    assert len(points) == 400
+    assert sum(point[1] for point in points) == 2400
+    assert "choose a larger step" in refused(
+        collector, "series", metric="requests", window="groups", by="worker", step_s=5
+    )
+
+
 def test_marks_are_set_and_read(collector: Collector) -> None:
     """A mark set over HTTP is on disk when 201 comes, with the time it was given or now."""
     before = time.time_ns()
@@ -497,6 +531,19 @@ def test_open_requests_and_workers_are_told_honestly(tmp_path_factory: pytest.Te
         assert [row["request_id"] for row in told["requests"]] == ["q2", "q0"]
         assert told["requests"][0]["open_s"] >= 2
         assert (told["workers"][0]["num_running"], told["workers"][0]["num_waiting_prefill"]) == (2, None)
+
+
+def test_open_requests_of_some_workers(tmp_path: Path) -> None:
+    """A pattern narrows requests and workers; it is matched as a whole."""
+    with running(tmp_path / "kvscope.duckdb") as collector:
+        now = time.time_ns()
+        routes = [{"request_id": f"q{i}", "router": "r", "chosen": f"w{i}", "at_ns": now} for i in range(12)]
+        steps = [step_row(1, worker=f"w{i}", at_ns=now) for i in (1, 10)]
+        collector.post({"route": routes, "step": steps}).raise_for_status()
+        told = get(collector, "requests", state="open", worker_matches="(w1|w3)")
+        assert [row["request_id"] for row in told["requests"]] == ["q1", "q3"]
+        assert [worker["worker"] for worker in told["workers"]] == ["w1"]
+        assert len(get(collector, "requests", state="open", worker_matches=".*")["requests"]) == 12
 
 
 def test_queries_beyond_the_limit_are_429(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -32,6 +32,32 @@ def test_committed_dashboards_are_what_the_source_makes() -> None:
     assert len(DOCUMENTS) == len(SUBJECTS)
 
 
+def test_the_overview_turns_red_where_more_than_the_goal_leaves_is_missed() -> None:
+    """99 % unless the settings say another; the panel says which goal it is held to."""
+    found = {}
+    for goal in (0.99, 0.999):
+        document = json.loads(build(goal)["kvscope-overview.json"])
+        (panel,) = (panel for panel in panels(document) if panel["title"] == "SLO missed")
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        found[goal] = (steps[-1]["value"], f"{goal * 100:g} % should meet it" in panel["description"])
+    assert found == {0.99: (0.01, True), 0.999: (0.001, True)}
+
+
+def test_tables_of_raw_events_are_narrowed_by_the_variables_of_their_dashboard() -> None:
+    """Each parameter of a pattern is a variable that the dashboard has, matched as PromQL matches it; of requests all are there."""
+    narrowed = {}
+    for target in TARGETS:
+        if target.query is not None:
+            params = {one["key"]: one["value"] for one in target.query["url_options"].get("params", ())}
+            chosen = {key.removesuffix("_matches") for key in params if key.endswith("_matches")}
+            assert all(params[f"{name}_matches"] == f"${{{name}:regex}}" for name in chosen)
+            narrowed[target.dashboard, target.panel] = chosen
+    assert narrowed["kvscope-overview", "Slowest to the first token"] == {"model", "worker", "tenant"}
+    assert narrowed["kvscope-overview", "Alerts"] == {"model", "worker", "tenant"}
+    assert narrowed["kvscope-routing", "Hotspots of this time"] == {"worker"}
+    assert narrowed["kvscope-routing", "Open requests"] == {"worker"}
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_panel_says_what_it_shows_and_has_its_own_place(name: str) -> None:
     """A title, a description, a unit where it has numbers; no two panels on the same spot; refIds that differ."""
