@@ -19,6 +19,7 @@
     |   +-- SchemaTooNew         the database was written by a newer kvscope
     |   +-- BatchRejected        the batch cannot be stored as it is
     |   +-- StoreBusy            the queue is full, or another process holds the file
+    |   +-- OutOfMemory          the database's memory does not do for it, at least not now
     |   +-- DiskFull             no space is left, or the disk budget is used up
     |   +-- QueryRefused         the SQL is not allowed
     |   +-- QueryKilled          the SQL ran past its time or memory
@@ -42,6 +43,7 @@
         +-- BodyTimeout          the client stopped sending in mid-body
         +-- TooManyBatches       the ingest queue or its memory is full
         +-- TooManyQueries       enough read queries run and wait
+        +-- TooManyReaders       enough readers follow the overview live
         +-- NotReady             starting, or draining before it stops
         +-- CollectorUnreachable no collector answers at the address
         +-- CannotListen         the address is in use, or not allowed
@@ -188,6 +190,14 @@ class StoreBusy(StoreError):
     title = "Store is busy"
 
 
+class OutOfMemory(StoreError):
+    """The database's memory limit was reached. Facts: retry_after_s."""
+
+    http_status = 503
+    exit_code = EXIT_UNREACHABLE
+    title = "Memory is short"
+
+
 class DiskFull(StoreError):
     http_status = 507
     title = "Disk is full"
@@ -321,6 +331,14 @@ class TooManyQueries(CollectorError):
     http_status = 429
     exit_code = EXIT_UNREACHABLE
     title = "Too many queries"
+
+
+class TooManyReaders(CollectorError):
+    """Facts: retry_after_s, limit."""
+
+    http_status = 503
+    exit_code = EXIT_UNREACHABLE
+    title = "Too many readers"
 
 
 class NotReady(CollectorError):

@@ -122,7 +122,7 @@ class AlertBook:
                 _prune(cursor, ALERT_DELIVERY, column.delivery_id, column.state == state, column.seq, KEPT_DELIVERIES)
             cursor.execute("COMMIT")
 
-        self._store.call(work)
+        self._store.call(work, is_transaction=True)
 
     def keep_finding(self, finding: Mapping[str, Any], keep: int) -> int:
         """Keep a verdict in short under the next number, with the newest `keep - 1` others; answers with the number."""
@@ -137,7 +137,7 @@ class AlertBook:
             cursor.execute("COMMIT")
             return number
 
-        return self._store.call(work)
+        return self._store.call(work, is_transaction=True)
 
     def findings(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest verdicts in short, newest first."""

@@ -16,6 +16,7 @@ from engine_probe.errors import (
     BatchRejected,
     DiskFull,
     KvscopeError,
+    OutOfMemory,
     QueryKilled,
     StoreBusy,
     StoreDamaged,
@@ -29,11 +30,15 @@ _NO_SPACE = re.compile(
 _DAMAGE = re.compile(
     r"could not read enough bytes|corrupt|checksum|serializ|failed to load metadata|invalid block|replaying wal", re.I
 )
+_NO_MEMORY = re.compile(
+    r"out of memory error|failed to (pin|allocate|resize|reserve)|could not (allocate|free up)", re.I
+)
 _OF_THE_FILE = (duckdb.IOException, duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)
 _RESTORE = (
     "Move it (and its .wal file) away to start afresh, or restore a copy made with `kvscope store backup`; "
     "rows that were sealed are still in the Parquet folder beside it."
 )
+_AGAIN_S = 2
 _HOLDER = re.compile(r"held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
 _BAD_ROWS = (
     duckdb.ConstraintException,
@@ -69,17 +74,27 @@ def translate(error: BaseException, url: str, *, writing: bool = False) -> Store
         return QueryKilled(f"A query on {url} was interrupted before it ended. Ask for a smaller window.", url=url)
     if writing and isinstance(error, _BAD_ROWS):
         return BatchRejected(f"The batch does not fit the tables of {url}: {first_line}. Correct the rows.", url=url)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return StoreError(
-            f"A query on {url} needed more memory than the store may use ({first_line}). "
-            "Ask for a smaller window, or raise the store's memory limit.",
+    if is_short_of_memory(error):
+        what, do = "query on", "Ask for a smaller window, or again later"
+        if writing:
+            what, do = "commit to", "Nothing of it was kept. Send it again under the same identity"
+        return OutOfMemory(
+            f"A {what} {url} found too little memory ({first_line}). {do}; or raise KVSCOPE_STORE_MEMORY_BYTES.",
             url=url,
+            retry_after_s=_AGAIN_S,
         )
     if isinstance(error, _OF_THE_FILE) and _DAMAGE.search(first_line):
         return StoreDamaged(
             f"The store {url} is damaged: {first_line}. {_RESTORE}", url=url, error=type(error).__name__
         )
     return StoreError(f"The store {url} failed: {first_line}", url=url, error=type(error).__name__)
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """DuckDB's memory limit was reached. A commit that meets it at its end says so as a TransactionException."""
+    return isinstance(error, duckdb.OutOfMemoryException) or (
+        isinstance(error, duckdb.TransactionException) and bool(_NO_MEMORY.search(str(error)))
+    )
 
 
 def opening_error(error: BaseException, path: Path, *, read_only: bool) -> StoreError:

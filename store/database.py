@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import BoundedSemaphore, Condition, Lock
+from threading import Lock
 from typing import Final
 
 import duckdb
 
 from engine_probe.errors import DiskFull, StoreBusy, StoreError, StoreMisuse
 from store.border import border, no_database, opening_error
+from store.readers import Readers
 
 MEMORY: Final = ":memory:"
 CHECKPOINT_THRESHOLD: Final = "1200MB"
@@ -39,7 +40,14 @@ class Database:
     """The file at `path` (or memory), with a small pool of reading cursors behind a semaphore."""
 
     def __init__(
-        self, path: str, *, read_only: bool, num_readers: int, memory_limit_bytes: int | None, read_wait_s: float = 60.0
+        self,
+        path: str,
+        *,
+        read_only: bool,
+        num_readers: int,
+        memory_limit_bytes: int | None,
+        read_wait_s: float = 60.0,
+        max_threads: int | None = None,
     ) -> None:
         self.url = path
         self.path = None if path == MEMORY else Path(path).resolve()
@@ -55,13 +63,10 @@ class Database:
         }
         if memory_limit_bytes is not None:
             self._config["memory_limit"] = f"{memory_limit_bytes}B"
-        self._slots = BoundedSemaphore(num_readers)
-        self._read_wait_s = read_wait_s
-        self._guard = Condition()
-        self._active: set[duckdb.DuckDBPyConnection] = set()
-        self._reviving = False
+        self.readers = Readers(path, num_readers, read_wait_s)
+        self._guard = self.readers.guard
         self._idle: list[duckdb.DuckDBPyConnection] = []
-        self._most_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._most_threads = max_threads or _cores()
         self._threads = 1
         self._sharing = 0
         self._claim()
@@ -82,42 +87,32 @@ class Database:
         return cursor
 
     @contextmanager
-    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor for one read. Few run at once, so commits stay quick; StoreBusy where none comes free in time."""
-        if not self._slots.acquire(timeout=self._read_wait_s):
-            raise StoreBusy(
-                f"All readers of {self.url} were busy for {self._read_wait_s:g} s. "
-                "Ask for a smaller window, or again later.",
-                url=self.url,
-                retry_after_s=5,
-            )
-        try:
-            with self._guard:
-                self._guard.wait_for(lambda: not self._reviving)
-                owner = self._connection
-                cursor = self._idle.pop() if self._idle else self.cursor()
-                wanted = max(1, self._most_threads // 2) if self._sharing else self._most_threads
-                if wanted > self._threads or not self._active:  # taking threads away waits for what they do
-                    self._use_threads(cursor, wanted)
-                self._active.add(cursor)
-            try:
-                with border(self.url):
-                    yield cursor
-            finally:
-                with self._guard:
-                    self._active.discard(cursor)
-                    if owner is self._connection and owner is not None and not self._reviving:
-                        self._idle.append(cursor)
-                    else:
-                        cursor.close()
-                    self._guard.notify_all()
-        finally:
-            self._slots.release()
+    def reading(self, *, in_background: bool = False, alone: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor for one read. Few run at once, so commits stay quick. Raises StoreBusy, OutOfMemory: see `Readers.read`."""
+        owner = None
+
+        def take() -> duckdb.DuckDBPyConnection:
+            nonlocal owner
+            owner = self._connection
+            cursor = self._idle.pop() if self._idle else self.cursor()
+            wanted = max(1, self._most_threads // 2) if self._sharing else self._most_threads
+            if wanted > self._threads or not self.is_read:  # taking threads away waits for what they do
+                self._use_threads(cursor, wanted)
+            return cursor
+
+        def give(cursor: duckdb.DuckDBPyConnection, ended_well: bool) -> None:
+            if ended_well and owner is self._connection and owner is not None:
+                self._idle.append(cursor)
+            else:  # after an error it may still hold what it was at
+                cursor.close()
+
+        with self.readers.read(take, give, in_background=in_background, alone=alone) as cursor, border(self.url):
+            yield cursor
 
     @property
     def is_read(self) -> bool:
         """Somebody reads right now."""
-        return bool(self._active)
+        return bool(self.readers.inside)
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
@@ -141,7 +136,7 @@ class Database:
         on several threads costs about twice the CPU of one on a single thread, and gains nothing.
         """
         with self._guard:
-            if not self._active:
+            if not self.is_read:
                 self._use_threads(cursor, 1)
 
     def revive(self) -> None:
@@ -149,21 +144,20 @@ class Database:
 
         Waits for the reads that run, since the old instance lives as long as one of its cursors; they fail soon anyway.
         """
-        with self._guard:
-            self._reviving = True
+        ending = self.readers.sent_out(None, grace_s=_READS_END_S, within_s=_READS_END_S)
+        with ending, self._guard:
+            self._drop()
             try:
-                if not self._guard.wait_for(lambda: not self._active, timeout=_READS_END_S):
-                    for cursor in self._active:
-                        cursor.interrupt()
-                    self._guard.wait_for(lambda: not self._active, timeout=_READS_END_S)
-                self._drop()
-                try:
-                    self._connection, self.degraded = self._connect(read_only=False), False
-                except StoreError:
-                    self._connection, self.degraded = self._connect(read_only=True), True
-            finally:
-                self._reviving = False
-                self._guard.notify_all()
+                self._connection, self.degraded = self._connect(read_only=False), False
+            except StoreError:
+                self._connection, self.degraded = self._connect(read_only=True), True
+
+    @contextmanager
+    def room(self, *, of_all: bool) -> Iterator[None]:
+        """Meanwhile a commit has the memory of those who read in the background, or of all who read: they are interrupted."""
+        why = f"A read of {self.url} was ended, because a commit needed its memory. Ask for a smaller window, or again later."
+        with self.readers.sent_out(why, only_background=not of_all, within_s=_READS_END_S):
+            yield
 
     def close(self) -> None:
         """Let go of the file."""
@@ -256,6 +250,10 @@ class Database:
         if self.path is not None:
             with _open_files_lock:
                 _open_files.discard(self.path)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _log_of(path: Path) -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager
+from copy import copy
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from engine_probe.errors import KvscopeError, StoreBusy, StoreError, StoreMisuse
+from engine_probe.errors import KvscopeError, OutOfMemory, StoreBusy, StoreError, StoreMisuse
 from engine_probe.events import KINDS
 from store.books import Books
 from store.border import border
@@ -53,13 +54,19 @@ class DuckDBStore:
         max_queued_bytes: int = 256 << 20,
         gather_s: float = 0.0,
         clock: Callable[[], int] = time.time_ns,
+        max_threads: int | None = None,
     ) -> None:
         self._database = Database(
-            path, read_only=read_only, num_readers=num_readers, memory_limit_bytes=memory_limit_bytes
+            path,
+            read_only=read_only,
+            num_readers=num_readers,
+            memory_limit_bytes=memory_limit_bytes,
+            max_threads=max_threads,
         )
         self._clock = clock
         self.url = path
         self.upkeep = RLock()
+        self._in_background = False
         self.migrated: Sequence[Migration] = ()
         try:
             with border(path):
@@ -114,7 +121,7 @@ class DuckDBStore:
         return contract_types(kind, self.query(*((render_literal(statement),) if plain else render(statement))))
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:
-        """Our own SQL over tables and views. See `Store.query`."""
+        """Our own SQL over tables and views. See `Store.query`. What finds no memory is tried again with no read beside it."""
         try:
             return self._query(sql, params)
         except StoreError as error:
@@ -125,12 +132,24 @@ class DuckDBStore:
             return self._query(sql, params)
 
     def _query(self, sql: str, params: Sequence[Any]) -> pa.Table:
-        with self._database.reading() as cursor:
+        try:
+            return self._read(sql, params, alone=False)
+        except OutOfMemory:  # beside others, or sent out by a commit
+            return self._read(sql, params, alone=True)
+
+    def _read(self, sql: str, params: Sequence[Any], *, alone: bool) -> pa.Table:
+        with self._database.reading(in_background=self._in_background, alone=alone) as cursor:
             if not params and sql.lstrip()[:6].upper() == "SELECT":
                 # As a relation the answer is made into Arrow by all threads, and in half the time. With parameters DuckDB
                 # (1.5) would make a relation of the answer's values, which takes a hundred times as long.
                 return cursor.sql(sql).to_arrow_table()
             return cursor.execute(sql, list(params)).to_arrow_table()
+
+    def in_background(self) -> DuckDBStore:
+        """The same store for work that nobody waits for: its reads are the first to give their memory to a commit."""
+        made = copy(self)
+        made._in_background = True
+        return made
 
     def sharing(self) -> AbstractContextManager[None]:
         """Meanwhile the caller reads several things at once. See `Store.sharing`."""
@@ -219,7 +238,7 @@ class DuckDBStore:
 
     def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """A cursor for one longer read, behind the same semaphore as every other read."""
-        return self._database.reading()
+        return self._database.reading(in_background=self._in_background)
 
     def fence(self, instant_ns: int) -> None:
         """From now on rows get a `received_ns` above `instant_ns`, and those at or below it are all committed."""
@@ -246,10 +265,13 @@ class DuckDBStore:
         """From now on every append raises `error`; None takes batches again."""
         self._writing().budget_error = error
 
-    def call(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-        """Run `work` on the writing cursor between two commits (retention, sealing)."""
+    def call(self, work: Callable[[duckdb.DuckDBPyConnection], T], *, is_transaction: bool = False) -> T:
+        """Run `work` on the writing cursor between two commits (retention, sealing).
+
+        is_transaction   it is one transaction, which reads give their memory to as they do to a batch
+        """
         with border(self.url):
-            return self._writing().call(work)
+            return self._writing().call(work, is_transaction=is_transaction)
 
     def _writing(self) -> Writer:
         if self._writer is None:

@@ -32,9 +32,13 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Work that must run between two commits (deleting, sealing): called with the writer's connection."""
+    """Work that must run between two commits (deleting, sealing): called with the writer's connection.
+
+    is_transaction   it is one transaction, so it may be called again where it failed for want of memory
+    """
 
     work: Callable[[Any], Any]
+    is_transaction: bool = False
     answer: Future[Any] = field(default_factory=Future)
 
 

@@ -12,6 +12,9 @@ Checkpoints are made here, between groups and after the answers, not inside a co
 rows that a small commit is among (1.5), so its log is several times the rows and says little about what a checkpoint will
 take; the bytes of the rows say it. While somebody reads, a checkpoint waits: it needs the table for itself, and the
 writer would wait for the reader.
+
+A commit that finds no memory is undone, and tried again after those who read in the background were sent out, then after all
+who read were (`readers.py`); one that finds none even then is answered OutOfMemory.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import pyarrow.compute as pc
 
 from engine_probe.errors import KvscopeError, StoreError
 from store.books import Books
-from store.border import translate
+from store.border import is_short_of_memory, translate
 from store.database import VACUUM_TASKS, Database
 from store.entries import merged
 from store.interface import Receipt
@@ -63,9 +66,15 @@ class Writer:
         self._thread = Thread(target=self._run, name="kvscope-store-writer", daemon=True)
         self._thread.start()
 
-    def call(self, work: Callable[[duckdb.DuckDBPyConnection], T], timeout_s: float | None = None) -> T:
-        """Run `work` between two commits on the writer's cursor and answer with its result."""
-        job = Job(work)
+    def call(
+        self,
+        work: Callable[[duckdb.DuckDBPyConnection], T],
+        timeout_s: float | None = None,
+        *,
+        is_transaction: bool = False,
+    ) -> T:
+        """Run `work` between two commits on the writer's cursor and answer with its result. See `Job`."""
+        job = Job(work, is_transaction)
         self._queue.put(job)
         result: T = job.answer.result(timeout_s)
         return result
@@ -105,14 +114,16 @@ class Writer:
     def _run_job(self, job: Job) -> None:
         if not job.answer.set_running_or_notify_cancel():
             return
-        try:
-            job.answer.set_result(job.work(self._cursor))
-        except (duckdb.Error, OSError) as error:
-            self._recover(error)
+        found: list[Any] = []
+
+        def work() -> None:
+            found[:] = [job.work(self._cursor)]
+
+        error = self._with_room(work) if job.is_transaction else self._attempt(work)
+        if error is None:
+            job.answer.set_result(found[0])
+        else:
             job.answer.set_exception(_chained(error, self._database.url))
-        except BaseException as error:
-            self._recover(error)
-            job.answer.set_exception(error)
 
     def _fold(self) -> None:
         """Keep the journal short. It can wait: what it holds is on disk."""
@@ -170,28 +181,45 @@ class Writer:
     def _write_leaders(self, batches: Sequence[Append]) -> None:
         """Commit the batches together, or one by one where together fails."""
         started = time.perf_counter()
-        try:
-            self._commit(batches)
-        except BaseException as error:
-            self._recover(error)
-            if self._was_applied_after_all(batches):
-                pass
-            elif len(batches) > 1 and not isinstance(error, KvscopeError):
+        error = self._with_room(lambda: self._commit(batches))
+        if error is not None and self._was_applied_after_all(batches):
+            error = None
+        if error is not None:
+            if len(batches) > 1 and not isinstance(error, KvscopeError):
                 for batch in batches:
                     self._write_leaders([batch])
                 return
-            else:
-                failure = _chained(error, self._database.url)
-                log.warning("commit failed", extra={"batches": len(batches), "reason": str(failure)})
-                for batch in batches:
-                    batch.answer.set_exception(failure)
-                return
+            failure = _chained(error, self._database.url)
+            log.warning("commit failed", extra={"batches": len(batches), "reason": str(failure)})
+            for batch in batches:
+                batch.answer.set_exception(failure)
+            return
         num_bytes = sum(batch.num_bytes for batch in batches)
         self._logged_row_bytes += num_bytes
         self._queue.wrote(num_bytes, time.perf_counter() - started)
         for batch in batches:
             counts = {kind: table.num_rows for kind, table in batch.batch.tables.items()}
             batch.answer.set_result(Receipt(counts, False, batch.received_ns))
+
+    def _with_room(self, work: Callable[[], None]) -> BaseException | None:
+        """`_attempt`, and again in the memory of those who read, where there was too little."""
+        error = self._attempt(work)
+        for of_all in (False, True):
+            if error is None or not is_short_of_memory(error):
+                break
+            log.info("reads give their memory to a commit", extra={"of_all": of_all, "reason": str(error)})
+            with self._database.room(of_all=of_all):
+                error = self._attempt(work)
+        return error
+
+    def _attempt(self, work: Callable[[], None]) -> BaseException | None:
+        """Do it; None where it is on disk, else what undid it."""
+        try:
+            work()
+        except BaseException as error:
+            self._recover(error)
+            return error
+        return None
 
     def _commit(self, batches: Sequence[Append]) -> None:
         """One transaction: rows, identities, books."""

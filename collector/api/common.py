@@ -14,6 +14,7 @@ from diagnosis.windows import parse_window
 from engine_probe.errors import (
     BadWindow,
     NotReady,
+    OutOfMemory,
     StoreBusy,
     TooManyQueries,
     Unauthorized,
@@ -23,7 +24,7 @@ from engine_probe.errors import (
 )
 from store.interface import Window
 
-READ_ERRORS: Final = (UsageError, BadWindow, Unauthorized, WrongHost, TooManyQueries, StoreBusy, NotReady)
+READ_ERRORS: Final = (UsageError, BadWindow, Unauthorized, WrongHost, TooManyQueries, StoreBusy, OutOfMemory, NotReady)
 
 WINDOW_DOC: Final = (
     "a run's name, START/END or NAME@START/END; instants in ISO 8601, ns, now, -15m; default all live rows"

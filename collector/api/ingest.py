@@ -21,6 +21,7 @@ from engine_probe.errors import (
     DiskFull,
     InvalidRows,
     NotReady,
+    OutOfMemory,
     StoreBusy,
     TooLarge,
     TooManyBatches,
@@ -42,6 +43,7 @@ _ERRORS: Final = (
     BatchRejected,
     TooManyBatches,
     StoreBusy,
+    OutOfMemory,
     NotReady,
     DiskFull,
 )

@@ -96,7 +96,7 @@ def test_stats_count_rows_and_span_time(store):
 def test_readers_wait_for_each_other_and_give_up_in_words():
     """With one reader that is busy, the next one is told after the wait, and can read again afterwards."""
     with open_store(":memory:", num_readers=1) as store:
-        store._database._read_wait_s = 0.01
+        store._database.readers.wait_s = 0.01
         with store.reading(), pytest.raises(StoreBusy, match="readers") as busy:
             store.query("SELECT 1")
         assert busy.value.retry_after_s == 5
@@ -106,7 +106,7 @@ def test_readers_wait_for_each_other_and_give_up_in_words():
 def test_a_read_that_fails_gives_its_reader_back():
     """Errors do not use up the few readers."""
     with open_store(":memory:", num_readers=1) as store:
-        store._database._read_wait_s = 5
+        store._database.readers.wait_s = 5
         for _ in range(5):
             with pytest.raises(StoreError):
                 store.query("SELECT * FROM nowhere")
