@@ -40,6 +40,8 @@ REST = 0.10
 """Relative rise of the rest of the window from which on it is the whole that is slower, and no spell of it."""
 MIN_SPANS = 3
 """Spans that a spell holds at least, and leaves at least."""
+FEWEST_OF_SPAN = 10
+"""Steps (or gaps) of a span of time before its median is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,29 @@ class Spell:
 
 def drift(relative: F64, at_s: F64, num_spans: int = BLOCKS) -> Drift:
     """Median of `relative` [m] in each of the spans with as many of the instants `at_s` each; unknown ones are left out."""
-    known = np.isfinite(relative) & np.isfinite(at_s)
-    relative, at_s = relative[known], at_s[known]
+    relative, at_s = _known(relative, at_s)
     if len(at_s) == 0:
         return Drift(np.empty(0), np.zeros(1))
-    edges = np.quantile(at_s, np.linspace(0.0, 1.0, num_spans + 1))
+    return _cut(relative, at_s, np.quantile(at_s, np.linspace(0.0, 1.0, num_spans + 1)), 1)
+
+
+def drift_by_time(relative: F64, at_s: F64, num_spans: int = BLOCKS) -> Drift:
+    """The same in spans that last as long each; those with fewer than FEWEST_OF_SPAN are left out."""
+    relative, at_s = _known(relative, at_s)
+    if len(at_s) == 0:
+        return Drift(np.empty(0), np.zeros(1))
+    return _cut(relative, at_s, np.linspace(at_s.min(), at_s.max(), num_spans + 1), FEWEST_OF_SPAN)
+
+
+def _known(relative: F64, at_s: F64) -> tuple[F64, F64]:
+    known = np.isfinite(relative) & np.isfinite(at_s)
+    return relative[known], at_s[known]
+
+
+def _cut(relative: F64, at_s: F64, edges: F64, fewest: int) -> Drift:
+    num_spans = len(edges) - 1
     span = np.clip(np.searchsorted(edges, at_s, "right") - 1, 0, num_spans - 1)
-    held = [k for k in range(num_spans) if (span == k).any()]
+    held = [k for k in range(num_spans) if int((span == k).sum()) >= fewest]
     effect = np.array([np.median(relative[span == k]) for k in held])
     return Drift(effect, np.append(edges[held], edges[-1] + 1e-9))
 

@@ -25,10 +25,10 @@ NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
 def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where: str = "true") -> str | None:
     """`select` over the window's judged requests; `columns` names what it reads, so that their source can be joined in.
 
-    None where one of the columns was estimated.
+    None where one of the columns was estimated, or is implied by others.
     """
     sources = {name: facts.requests.sources.get(name) for name in columns.split()}
-    if "estimated" in sources.values():
+    if {"estimated", "implied"} & set(sources.values()):
         return None
     window, vantage = case.window_of(facts), facts.requests.vantage
     kept = f"vantage = '{vantage}' AND {case.sql_where(window, 'arrival_ns')} AND {NOT_WARMUP}"

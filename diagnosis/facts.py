@@ -80,7 +80,7 @@ class RequestFacts:
     model: Obj | None = None
     """What each asked for (a LoRA adapter's name where there are such), [n]; None where all asked for the same."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where a number does not stand in the rows of the judged vantage: `engine` (in part), or `estimated` from counters."""
+    """Where a number does not stand in the rows of the judged vantage: `engine` (in part), `estimated` from counters, `implied` by others of its row."""
     num_invalid: int = 0
     """Durations, lengths and counts that could not be (negative, infinite) and are taken as unknown."""
     num_duplicates: int = 0
@@ -147,6 +147,7 @@ class WorkerFacts:
     num_blocks: int | None = None
     prefix_caching: bool | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
 
     @property
     def seats(self) -> int | None:
@@ -299,7 +300,7 @@ class HandoverFacts:
     again          by ledger row, prompt tokens that decode workers computed though KV of them had been sent
     before_first   [n] whether the caller's first token came after the hand-over
     num_bytes, wire_s, wait_s, link_s, broke, of   [m] of each transfer; link_s: of the wait, behind others; of: row of its request
-    sees_room      whether steps tell the decode workers' free blocks
+    sees_room      whether steps, or scraped usage, tell the decode workers' free blocks
     """
 
     parts: Mapping[str, F64]
@@ -357,6 +358,10 @@ class Facts:
     """None where prompts do not tell their blocks."""
     loaded_bytes: F64 | None = None
     """[n] bytes that each request loaded from a slower tier, NaN where it is not told; None where nothing was loaded."""
+    asked_models: frozenset[str] = frozenset()
+    """Models that requests name, adapters by their own names; empty where none tells."""
+    hit_tokens: float = 0.0
+    """Tokens of blocks that requests found, by the blocks' own events; not every engine tells all of them."""
     step_extras: Mapping[str, F64] = field(default_factory=dict)
     """By row of the ledger, [m] seconds of each step beyond its work; found by comparing windows (`step_reasons.py`)."""
 

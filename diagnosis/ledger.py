@@ -111,6 +111,9 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
         _write_decode(decoded, facts, spent, lines, context)
         r = facts.requests
         sheet.join(decoded, context.model.spell_shares((r.first_token_s + r.last_token_s) / 2, suspect=context.suspect))
+    if metric == "e2e":
+        whole = metric_values(facts, "e2e")
+        sheet.add("answer_unobserved", np.where(np.isfinite(facts.requests.first_token_s), 0.0, whole))
     if metric == "tpot":
         tokens = facts.requests.get("output_tokens")
         sheet.scale(1.0 / np.where(tokens > 1, tokens - 1, np.nan))

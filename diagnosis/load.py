@@ -26,11 +26,13 @@ from diagnosis.facts import (
     StepFacts,
     WorkerFacts,
 )
+from diagnosis.implied import with_implied
 from diagnosis.load_handover import handovers, one_a_request, with_legs
 from diagnosis.load_lineage import ASKED, StoredBlocks, block_size, lineage, names_blocks
 from diagnosis.load_requests import (
     COLUMNS,
     SERVED_FIRST,
+    estimate_accepted,
     estimate_computed,
     floats,
     in_arrival_order,
@@ -88,7 +90,9 @@ def _load(
     store: Store, window: Window, name: str, vantage: str, stored: StoredBlocks, ahead_ns: int, pool: Executor
 ) -> Facts:
     table, num_again, num_warmup = _judged(store, window, name, vantage)
+    implied: tuple[str, ...] = ()
     if vantage == "engine":
+        table, implied = with_implied(table)
         table = one_a_request(store, window, table)
     table, rate, num_thinned = one_rate(store, table)
     table, window = moved_requests(table, ahead_ns), moved(window, ahead_ns)
@@ -108,8 +112,11 @@ def _load(
         if engine_merged:
             engine = _merged(store, wider, "engine", COLUMNS, SERVED_FIRST)
         engine = engine if engine.num_rows else None
+        if engine is not None:
+            engine, implied = with_implied(engine)
     requests = join_vantages(table, engine, vantage, origin, num_again, engine_merged=engine_merged)
     requests = replace(requests, sample_rate=rate, num_thinned=num_thinned, engine_ahead_ns=ahead_ns)
+    requests = replace(requests, sources={**requests.sources, **dict.fromkeys(implied, "implied")})
     if window.run_id is not None:
         requests = replace(requests, repeat=repeats(table))
     workers = _serving(_workers(store, bounds), requests)
@@ -132,7 +139,7 @@ def _load(
     routed = routing_job.result()
     moves = handovers(store, window, requests, steps, block_size(workers))
     requests = requests if moves is None else with_legs(requests, moves)
-    requests = estimate_computed(requests, samples, workers)
+    requests = estimate_accepted(estimate_computed(requests, samples, workers), samples)
     visible = _visible(requests, steps, samples, facts_lineage, blocks)
     if routed is not None:
         visible |= routed.visible
@@ -163,6 +170,8 @@ def _load(
         handover=moves,
         sharing=shared,
         loaded_bytes=loaded_bytes(store, bounds, requests),
+        asked_models=_asked_models(table, engine),
+        hit_tokens=queries.hit_tokens(store, bounds) if samples.get("prefix_hits_tokens_total") == 0 else 0.0,
     )
 
 
@@ -207,6 +216,13 @@ def _merged(store: Store, window: Window, vantage: str, columns: Sequence[str], 
     return one_requests(store, f"{condition} AND vantage = ?", [*params, vantage], columns, order_by=order_by)
 
 
+def _asked_models(table: pa.Table, engine: pa.Table | None) -> frozenset[str]:
+    told = pc.unique(table["model"]).drop_null()
+    if not len(told) and engine is not None:
+        told = pc.unique(engine["model"]).drop_null()
+    return frozenset(told.to_pylist())
+
+
 def _steps(store: Store, window: Window, origin: int, names: Sequence[str | None]) -> StepFacts | None:
     table = store.rows(
         "step", window, ["worker", "at_ns", "duration_s", "waiting_on", *STEP_NUMBERS], order_by="worker, at_ns"
@@ -241,7 +257,7 @@ def _workers(store: Store, window: Window) -> list[WorkerFacts]:
     merged: dict[str | None, dict[str, Any]] = {}
     for row in table.to_pylist():
         facts = merged.setdefault(row["worker"], {"flags": {}})
-        for key in ("engine", "engine_version", "block_size", "num_blocks", "prefix_caching"):
+        for key in ("engine", "engine_version", "model", "block_size", "num_blocks", "prefix_caching"):
             if row.get(key) is not None and (row[key] or key == "prefix_caching"):  # no pool has blocks of size 0
                 facts[key] = row[key]
         facts["flags"].update({k: v for k, v in dict(row.get("flags") or []).items() if v is not None})

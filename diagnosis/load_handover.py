@@ -8,7 +8,8 @@
     queue          the KV was there, and the decode worker had not begun
 
 Invariant: of a hand-over these sum (but for stalls after it) to the time from the end of its prefill to its first step at the decode worker. The link and the
-room are looked at in the rows of the transfers and of the decode worker's steps; where no step tells, room is part of orchestration.
+room are looked at in the rows of the transfers and of the decode worker's steps, else in its scraped usage; where neither tells, room is
+part of orchestration.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def handovers(
     link, floor = _behind_others(target, begin, end, wait)
     prompt = requests.get("prompt_tokens")[row]
     short = _without_room(steps, names, target, begin - wait + floor, begin, prompt, block_size)
+    if not np.isfinite(short).any():
+        short = _without_room_by_gauge(
+            store, window, requests.origin_ns, names, target, begin - wait + floor, begin, prompt, block_size
+        )
     room = np.where(np.isfinite(short), short, 0.0) * np.maximum(wait - floor, 0.0)
     link = np.minimum(link, np.maximum(wait - room, 0.0))
     begun = seconds_since(table["begun_ns"], requests.origin_ns)
@@ -233,6 +238,50 @@ def _without_room(
         when_let_in = free[np.clip(np.searchsorted(at, end[mine], "right") - 1, 0, None)]
         most = np.minimum(needed[mine], np.maximum(when_let_in, 1.0))
         short[mine] = np.mean(meanwhile < most[:, None], axis=1)
+    return short
+
+
+def _without_room_by_gauge(
+    store: Store,
+    window: Window,
+    origin_ns: int,
+    names: tuple[str, ...],
+    target: I64,
+    start: F64,
+    end: F64,
+    prompt: F64,
+    block_size: int | None,
+) -> F64:
+    """The same by the scraped usage of the decode workers' blocks, where they tell how many they have; NaN where nothing tells.
+
+    A scrape is a second old, so what was free when a hand-over was let in is not looked at.
+    """
+    short = np.full(len(target), np.nan)
+    if not block_size:
+        return short
+    condition, params = window_sql(reach(window), "at_ns")
+    table = store.query(
+        f"SELECT worker, at_ns, value FROM sample WHERE {condition} AND name = 'kv_usage_ratio' AND worker IS NOT NULL ORDER BY at_ns",
+        params,
+    )
+    past, past_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
+    pools = store.query(
+        f"SELECT worker, arg_max(num_blocks, at_ns) AS size FROM worker WHERE {past} AND num_blocks > 0 GROUP BY worker",
+        past_params,
+    )
+    size = dict(zip(pools["worker"].to_pylist(), pools["size"].to_pylist(), strict=True))
+    of = np.asarray(table["worker"].to_numpy(zero_copy_only=False), dtype=object)
+    at, used = seconds_since(table["at_ns"], origin_ns), _floats(table["value"])
+    needed = np.ceil((prompt + 1) / block_size)
+    for code, name in enumerate(names):
+        mine = np.flatnonzero((target == code) & np.isfinite(needed))
+        scraped = np.flatnonzero(of == name)
+        if name not in size or not len(scraped) or not len(mine):
+            continue
+        free = (1.0 - used[scraped]) * size[name]
+        looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+        last = np.clip(np.searchsorted(at[scraped], looks, "right") - 1, 0, None)
+        short[mine] = np.mean(free[last] < needed[mine, None], axis=1)
     return short
 
 

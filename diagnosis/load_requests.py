@@ -135,6 +135,10 @@ def join_vantages(
 ) -> RequestFacts:
     n = table.num_rows
     instants = {name: seconds_since(table[name], origin) for name in INSTANTS}
+    done = np.asarray(pc.fill_null(pc.equal(table["state"], "finished"), False))
+    if not any(np.isfinite(instants[name]).any() for name in ("first_token_ns", "last_token_ns")):
+        # nobody streamed: an answer that comes at once has its last token when it ends
+        instants["last_token_ns"] = np.where(done, instants["end_ns"], np.nan)
     numbers = {name: floats(table[name]) for name in NUMBERS}
     invalid = sum(int(np.isnan(numbers[name]).sum()) - table[name].null_count for name in NUMBERS)
     worker, model = table["worker"], table["model"]
@@ -197,7 +201,7 @@ def join_vantages(
         workload=_objects(table["workload"]),
         session=_objects(table["session_id"]),
         prefix=_objects(table["prefix_hash"]),
-        finished=np.asarray(pc.fill_null(pc.equal(table["state"], "finished"), False)),
+        finished=done,
         # gaps are compared at equal concurrency, and who ran beside whom is not known where arrivals are assumed
         gaps=None if num_assumed else _gaps(table, origin),
         sources=sources,
@@ -252,6 +256,36 @@ def estimate_computed(
         numbers={**requests.numbers, "computed_tokens": computed},
         sources={**requests.sources, "computed_tokens": "estimated"},
     )
+
+
+DRAFTS = (
+    ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+    ("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
+)
+"""Counters of accepted and of drafted tokens, which have no canonical name."""
+ACCEPT_LENGTHS = ("sglang:spec_accept_length:mean", "spec_accept_length:mean")
+"""Gauges of the tokens that a decode step gives a sequence."""
+
+
+def estimate_accepted(requests: RequestFacts, samples: Mapping[str, float]) -> RequestFacts:
+    """Where no request tells what was drafted and accepted, the engine's counters give it: in proportion to the tokens decoded."""
+    decoded = np.maximum(requests.get("output_tokens") - 1.0, 0.0)
+    total = float(np.nansum(decoded)) / (requests.sample_rate or 1.0)
+    if requests.has("accepted_tokens", 0.01) or not total > 0:
+        return requests
+    found: dict[str, F64] = {}
+    for accepted, drafted in DRAFTS:
+        if samples.get(drafted) and samples.get(accepted, total) < total:
+            found = {
+                "accepted_tokens": decoded * samples[accepted] / total,
+                "draft_tokens": decoded * samples[drafted] / total,
+            }
+            break
+    lengths = [samples[name] for name in ACCEPT_LENGTHS if samples.get(name, 0.0) >= 1.0]
+    if not found and lengths:
+        found = {"accepted_tokens": decoded * (1.0 - 1.0 / lengths[0])}
+    sources = {**requests.sources, **dict.fromkeys(found, "estimated")}
+    return replace(requests, numbers={**requests.numbers, **found}, sources=sources) if found else requests
 
 
 def _gaps(table: pa.Table, origin: int) -> Gaps | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diagnosis.cause import all_causes
+from diagnosis.implied import names_implied
 from engine_probe.adapters.provides import Provides, all_names, declared
 from engine_probe.events import KINDS
 
@@ -43,7 +44,7 @@ class Judgeable:
 def judgeable(names: Iterable[str]) -> Judgeable:
     """What rows that fill these names allow. Without request rows no latency can be judged, so no cause of one either."""
     seen = frozenset(names)
-    seen |= {name.partition(".")[0] for name in seen}
+    seen |= names_implied(seen) | {name.partition(".")[0] for name in seen}
     metrics = tuple(metric for metric, needs in METRICS.items() if all(need in seen for need in needs))
     lacking = {name: cause.missing(seen) for name, cause in all_causes().items()}
     causes = tuple(name for name, lacks in lacking.items() if not lacks) if metrics else ()

@@ -27,7 +27,7 @@ A request whose first token never came is split like any other, up to its end: g
 up after it was scheduled it prefilled (11, 12). Where the windows were reweighted to a common mix, what that took away from
 the raw change stands beside these rows in `length_shift` (prompts or answers moved) or `mix_shift` (workloads or tenants).
 Tokens that the baseline's hit rate would have found cached, lost for a reason that no block event tells, stand in
-`reuse_lost`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
+`reuse_lost`. An answer that came at once stands in `answer_unobserved`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ ROWS: Final[dict[str, str]] = {
     "queue_unobserved": "queue, cause not observable here",
     "ttft_unobserved": "time to first token, cause not observable here",
     "decode_unobserved": "decode, cause not observable here",
+    "answer_unobserved": "the whole answer, which was not streamed: its parts are not observable here",
     "length_shift": "longer or shorter prompts and answers in the traffic",
     "mix_shift": "another mix of workloads or tenants in the traffic",
 }
@@ -157,5 +158,5 @@ NEUTRAL: Final = frozenset(
 """Rows that describe work; a cause has to claim them before anybody is to blame."""
 
 UNOBSERVED: Final = frozenset(
-    {"queue_unobserved", "ttft_unobserved", "decode_unobserved", "decode_stall", "reuse_lost"}
+    {"queue_unobserved", "ttft_unobserved", "decode_unobserved", "answer_unobserved", "decode_stall", "reuse_lost"}
 )

@@ -56,7 +56,7 @@ _DRAW = "(hash(request_id) >> 11) / 9007199254740992.0"
 def rate_of(requests: RequestFacts, column: str | None = None) -> float:
     """Share of the window's requests that this column is known of by sampling; of the rows themselves without one."""
     own = requests.sample_rate or 1.0
-    borrowed = column is not None and requests.sources.get(column) == "engine"
+    borrowed = column is not None and requests.sources.get(column) in ("engine", "implied")
     return min(own, requests.engine_rate or 1.0) if borrowed else own
 
 

@@ -83,6 +83,17 @@ def block_totals(store: Store, window: Window) -> dict[str, int]:
     }
 
 
+def hit_tokens(store: Store, window: Window) -> float:
+    """Tokens of blocks that the window's requests found on the device, by the blocks' own events; a request's own blocks count nothing."""
+    condition, params = window_sql(window, "at_ns")
+    table = store.query(
+        f"SELECT {count_sql()} * coalesce(avg(num_tokens), 0) FROM block WHERE {condition} AND change = 'hit' AND {ON_DEVICE} "
+        "AND reason IS DISTINCT FROM 'self'",
+        params,
+    )
+    return float(table.column(0)[0].as_py())
+
+
 def sample_rates(store: Store, rows: str, params: Sequence[Any]) -> tuple[float | None, bool]:
     """(lowest share kept of what these rows stand for, None where all were kept; whether their rates differ).
 

@@ -15,7 +15,7 @@ AS_FAST = 0.9
 """Share of the baseline's bytes a second from which on the wire is called no slower."""
 
 
-@cause(ROW, needs=("transfer.wait_s", "step.blocks_used"), rows=(ROW,))
+@cause(ROW, needs=("transfer.wait_s", "step.blocks_used|sample.kv_usage_ratio"), rows=(ROW,))
 def decode_block_shortage(case: Case) -> Claim | Excluded | None:
     """Finished prefills waited for KV blocks at the decode worker; some were preempted there. From outside it looks like a slow transfer.
 

@@ -7,8 +7,10 @@ from diagnosis.checks.check import Check
 from diagnosis.evidence_sql import counter_sql, event_where, request_sql, sum_sql
 from diagnosis.wording import number
 
-CERTAIN, BY_TIMES = 0.95, 0.8
-"""What the evidence is worth: numbers that exclude each other, and one that the times exclude."""
+CERTAIN = 0.95
+"""What numbers are worth that exclude each other."""
+BY_TIMES = {"hits_against_times": 0.8, "hits_against_ttft": 0.6}
+"""What one is worth that the times alone exclude, by the check that found it."""
 HITS = "prefix_hits_tokens_total"
 BY_CHECKS = "the checks of the data, from both windows' rows"
 
@@ -36,13 +38,13 @@ def telemetry_contradiction(case: Case) -> Claim | Excluded | None:
     if not found:
         made = sum(check.about == "telemetry" for check in case.checks)
         return Excluded(f"{made} comparisons of counters, events, requests and times found 0 contradictions")
-    strength = BY_TIMES if all(check.check == "hits_against_times" for check in found) else CERTAIN
+    strength = max(BY_TIMES.get(check.check, CERTAIN) for check in found)
     return Claim([evidence for check in found for evidence in _evidence(case, check)], strength=strength)
 
 
 def _evidence(case: Case, check: Check) -> list[Evidence]:
     """What the check says with its number, and where both sides of it can be read."""
-    if check.check not in ("cached_tokens", "hit_counter", "hits_against_times", "kv_usage"):
+    if check.check not in ("cached_tokens", "hit_counter", *BY_TIMES, "kv_usage"):
         return [Evidence(check.statement, check.value, check.unit, computed_by=BY_CHECKS)]
     facts = next((f for f in (case.base, case.suspect) if check.statement.startswith(f"{f.name}: ")), case.suspect)
     if check.check == "kv_usage":

@@ -7,8 +7,8 @@ from diagnosis.handover_claim import cost, quiet, spent, transfer_sql
 from diagnosis.wording import seconds
 
 ROW = "transfer_orchestration"
-WITHOUT_ROOM = 0.7
-"""Strength where no step tells whether the decode worker had room."""
+WITHOUT_ROOM = 0.45
+"""Strength where nobody tells whether the decode worker had room: a guess between two."""
 
 
 @cause(ROW, needs=("transfer.wait_s",), rows=(ROW,))
@@ -38,7 +38,14 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
     now = case.suspect.handover
     assert now is not None, "seconds of a hand-over come from hand-overs"
     evidence = [
-        cost(case, ROW, "waiting while nothing was in the way", found),
+        cost(
+            case,
+            ROW,
+            "waiting while nothing was in the way"
+            if now.sees_room
+            else "waiting while no byte moved, for orchestration or for room at the decode worker,",
+            found,
+        ),
         Evidence(
             f"from the end of a prefill to the first byte passed {seconds(float(now.wait_s.mean()))} on average, whatever the reason",
             float(now.wait_s.mean()),
@@ -50,7 +57,7 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
             + (
                 ", and room was there"
                 if now.sees_room
-                else "; whether there was room at the decode worker no step tells"
+                else "; whether there was room at the decode worker no step and no gauge tells"
             ),
             float(now.link_s.mean()),
             "s",

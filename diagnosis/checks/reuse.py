@@ -195,6 +195,8 @@ def _witnesses(facts: Facts) -> list[Witness]:
     counter = facts.samples.get("prompt_tokens_cached_total")
     if counter is not None:
         found.append(Witness("steps", "another counter of cached tokens", counter))
+    if facts.hit_tokens >= FEWEST_TOKENS:  # no engine tells of more hits than there were, and few tell of all
+        found.append(Witness("steps", "the hit blocks' own events", facts.hit_tokens))
     return found
 
 

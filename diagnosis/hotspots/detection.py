@@ -136,7 +136,9 @@ def _harm_by_pace(seen: Observed, of: I64, regret: Regret, is_slow: Flags) -> Fl
     computes of a prompt that it mostly holds itself is never worth another's while.
     """
     num, workers = is_slow.shape
-    untold = np.flatnonzero(np.isnan(seen.decisions.matched).all(axis=1)) if is_slow.any() else np.zeros(0, dtype=np.int64)
+    untold = (
+        np.flatnonzero(np.isnan(seen.decisions.matched).all(axis=1)) if is_slow.any() else np.zeros(0, dtype=np.int64)
+    )
     if not len(untold):
         return np.zeros_like(is_slow)
     cost = regret.wait_s[untold] + regret.tokens[untold, None] * regret.token_s

@@ -295,16 +295,20 @@ def _served(table: pa.Table, workers: tuple[str, ...], origin: int) -> Served:
     prompt, cached = _numbers(table["prompt_tokens"]), _numbers(table["cached_tokens"])
     computed = _numbers(table["computed_tokens"])
     computed = np.where(np.isfinite(computed), computed, prompt - cached)
+    scheduled, first = _seconds(table["first_scheduled_ns"], origin), _seconds(table["first_token_ns"], origin)
+    prefill = _numbers(table["prefill_s"])
     return Served(
         table["request_id"].to_pylist(),
         _codes(table["worker"], workers),
         _seconds(table["arrival_ns"], origin),
-        _seconds(table["first_scheduled_ns"], origin),
-        _seconds(table["first_token_ns"], origin),
+        scheduled,
+        first,
         prompt,
         np.where(np.isfinite(cached), cached, prompt - computed),
         computed,
-        _numbers(table["prefill_s"]),
+        prefill
+        if np.isfinite(prefill).any()
+        else np.maximum(first - scheduled, 0.0),  # as diagnosis has it: implied.py
     )
 
 
