@@ -91,6 +91,12 @@ def lost_share(facts: Facts) -> float:
     return 2.0 * max(missing / (missing + seen) if seen else 0.0, alone)
 
 
+def handed_over(facts: Facts) -> float:
+    """Share of the requests that one worker prefilled and another decoded: counters of both tell of them."""
+    moves = facts.handover
+    return float(moves.moved.mean()) if moves is not None and len(moves.moved) else 0.0
+
+
 def _missing_steps(facts: Facts) -> tuple[float, float]:
     """(steps that are missing by the schedulers' own numbers, steps that are there), of workers with enough of them."""
     steps = facts.steps
@@ -167,7 +173,8 @@ def finished(facts: Facts) -> Check | None:
         return None
     rate = rate_of(facts.requests)
     rows = round(num_requests(facts.requests) + facts.num_warmup / rate)
-    if counted > rows * (1 + 2 * TOLERANCE.value) + FEW_REQUESTS + half_interval(np.ones(round(rows * rate)), rate):
+    most = rows * (1 + handed_over(facts))  # who prefilled a request finished it, and so did who decoded it
+    if counted > most * (1 + 2 * TOLERANCE.value) + FEW_REQUESTS + half_interval(np.ones(round(rows * rate)), rate):
         return Check(
             "requests",
             "warning",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check, differ, is_rare
-from diagnosis.checks.delivery import lost_share
+from diagnosis.checks.delivery import handed_over, lost_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
 from diagnosis.wording import listing, number, percent
@@ -46,9 +46,13 @@ def cached_tokens(facts: Facts) -> Check | None:
         return Check("cached_tokens", "ok", f"{facts.name}: requests and counter agree: almost nothing was cached")
     off = abs(told - counted) / max(told, counted)
     statement = f"{facts.name}: cached tokens by request {number(told)}, by the engine's hit counter {number(counted)} ({percent(off)} apart)"
-    if counted == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0):
+    if counted == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0 and not handed_over(facts)):
         silent = "counter" if counted == 0 else "requests"
         return _between_two(facts, statement, silent, counted if told == 0 else told)
+    twice = handed_over(facts)
+    if twice and counted > told:
+        told_by_both = f"{statement}; of {percent(twice)} of the requests a second worker counts what it found too"
+        return Check("cached_tokens", "ok", told_by_both, "telemetry")
     agree = not differ(told, counted, least=0.0, error=error)
     touched = None if agree else NUMBERS_OF_REUSE["counter"] | NUMBERS_OF_REUSE["requests"]
     return Check("cached_tokens", "ok" if agree else "warning", statement, "telemetry", touched)

@@ -11,7 +11,9 @@ import pytest
 from diagnosis.checks.check import Check
 from diagnosis.facts import BlockTotals, Facts, Gaps, MarkFact, StepFacts, WorkerFacts
 from diagnosis.quality import caching_is_off, check, penalty
+from tests.cause_scenarios import N
 from tests.factories import facts, request_facts
+from tests.moves_scenarios import handover
 
 
 def found(known: Facts, name: str) -> Check | None:
@@ -148,6 +150,26 @@ def test_a_counter_that_counts_self_hits_is_told_apart_from_reuse(own: float, co
     )
     (told,) = [found for found in check(known) if found.check == "cached_tokens"]
     assert says in told.statement
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(5000.0, "ok"), (9000.0, "ok"), (4000.0, "warning"), (0.0, "contradiction")]
+)
+def test_workers_that_share_a_request_both_count_what_they_found(counted: float, expected: str) -> None:
+    """100 requests of 50 cached tokens, each decoded by a second worker, which finds its own: more than they tell is no wonder, less is."""
+    known = replace(
+        plain(N, cached_tokens=[5000.0 / N] * N, samples={"prefix_hits_tokens_total": counted}), handover=handover()
+    )
+    assert status(known, "cached_tokens") == expected
+
+
+@pytest.mark.parametrize(
+    ("times", "is_split", "expected"), [(2.0, True, "ok"), (2.0, False, "warning"), (2.5, True, "warning")]
+)
+def test_a_request_that_was_handed_over_is_finished_twice(times: float, is_split: bool, expected: str) -> None:
+    """By the worker that prefilled it and by the one that decoded it; not more often, and not where nothing is handed over."""
+    known = plain(N, samples={"requests_finished_total": times * N})
+    assert status(replace(known, handover=handover()) if is_split else known, "requests") == expected
 
 
 def test_almost_nothing_cached_is_no_contradiction() -> None:
