@@ -18,6 +18,7 @@ import pyarrow as pa
 from diagnosis.facts import F64, Facts, LineageFacts, RequestFacts
 from diagnosis.wording import number, percent
 from store.interface import Store
+from store.statements import one_text, rows_of
 
 NEIGHBOURS = 20
 """Requests of the sample that tell what a worker was doing around an instant."""
@@ -35,8 +36,8 @@ def one_rate(store: Store, table: pa.Table) -> tuple[pa.Table, float | None, int
     if lowest == known.max():
         return table, lowest, 0
     draws = store.query(
-        f"SELECT {_DRAW} AS draw FROM (SELECT unnest(?::VARCHAR[]) AS request_id, unnest(range(?)) AS place) ORDER BY place",
-        [table["request_id"].to_pylist(), table.num_rows],
+        f"SELECT {_DRAW} AS draw FROM (SELECT {rows_of('VARCHAR')} AS request_id, unnest(range(?)) AS place) ORDER BY place",
+        [one_text(table["request_id"].to_pylist()), table.num_rows],
     )
     kept = np.asarray(draws["draw"]) < lowest / known
     return table.filter(pa.array(kept)), lowest, int((~kept).sum())

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from store.interface import Store, Window
 from store.lineage import ON_DEVICE, past_of, window_sql
+from store.statements import one_text, rows_of
 
 I64 = NDArray[np.int64]
 
@@ -97,6 +98,6 @@ def _events(store: Store, window: Window, block_size: int, blocks: Any) -> pa.Ta
         f"SELECT coalesce(worker, '') AS worker, block_hash, at_ns, CASE WHEN change = 'stored' THEN {PRESENT} "
         f"WHEN reason = '{BY_AGE}' THEN {EXPIRED} ELSE {EVICTED} END AS state FROM block WHERE {scope} "
         f"AND change IN ('stored', 'evicted', 'removed') AND {ON_DEVICE} "
-        f"AND block_hash IN (SELECT unnest(?::UBIGINT[]))",
-        [*params, blocks.to_pylist()],
+        f"AND block_hash IN (SELECT {rows_of('UBIGINT')})",
+        [*params, one_text(blocks.drop_null().to_pylist())],
     )
