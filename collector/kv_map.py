@@ -82,12 +82,15 @@ def kv_map(store: Store, worker: str, window: Window, colour: Colour) -> dict[st
 
 
 def _gaps(store: Store, worker: str, window: Window) -> dict[str, list[float] | None]:
-    """How long blocks had been unused when they were hit (the reuse gap) and when they were evicted: 0, 5 ... 100 % of them, s."""
+    """How long blocks had been unused when they were hit (the reuse gap) and when they were evicted: 0, 5 ... 100 % of them, s.
+
+    What a preempted request finds of its own again is no reuse and is left out.
+    """
     condition, params = window_sql(window, "at_ns")
     steps = [round(0.05 * step, 2) for step in range(21)]
     sql = (
         f"SELECT change, quantile_disc(idle_s, {steps}) AS idle_s FROM block WHERE worker = ? AND {condition} AND {ON_DEVICE} "
-        "AND change IN ('hit', 'evicted') AND idle_s IS NOT NULL GROUP BY change"
+        "AND change IN ('hit', 'evicted') AND reason IS DISTINCT FROM 'self' AND idle_s IS NOT NULL GROUP BY change"
     )
     told = {row["change"]: row["idle_s"] for row in store.query(sql, [worker, *params]).to_pylist()}
     return {change: told.get(change) for change in ("hit", "evicted")}

@@ -158,8 +158,8 @@ class Recorder:
         """The iteration ends (now, or at this instant); returns its number. What is not given is unknown.
 
         probe_s   what the recorder took of it, s, where that is known better than by measuring (virtual time)
-        run       it stands for two or more in a row that differ in their time alone: the end of each, and its forward_s;
-                  at_ns, oldest_wait_s are those of the last
+        run       it stands for two or more in a row that decode the same sequences into the blocks that they have: the end of
+                  each, and its forward_s; at_ns, oldest_wait_s, wasted_slots are those of the last
         """
         entered = perf_counter_ns()
         end_ns = self._now() if at_ns is None else at_ns

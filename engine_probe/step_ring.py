@@ -1,8 +1,8 @@
 """Steps of an engine, each a packed row of a preallocated ring: the engine's thread writes, the flush thread reads.
 
 One writer, one reader, no lock: the writer fills a row and then moves `head`, the reader copies rows and then moves
-`tail`. A full ring loses the new step and counts it; the writer never waits. A row may stand for a run of steps that differ
-in nothing but their time: `ends` then has the end of each, `forwards` what its forward pass took.
+`tail`. A full ring loses the new step and counts it; the writer never waits. A row may stand for a run of steps that decode the
+same sequences: `ends` then has the end of each, `forwards` what its forward pass took; each filled a slot a sequence.
 Invariant: head - tail <= capacity; rows between them are whole; each row of more than one step has its lists.
 """
 
@@ -174,6 +174,8 @@ def steps_table(steps: Steps, offset_ns: int, constants: dict[str, Any]) -> pa.T
     }
     for name in INTS:
         columns[name] = _ints(rows[name], index)
+    if len(index) > len(rows):
+        columns["wasted_slots"] = _unfilled(steps)
     for name in FLOATS:
         values = rows[name][index]
         if name == "forward_s":
@@ -201,6 +203,18 @@ def _waits(steps: Steps, values: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
     is_earlier = (earlier_ns > 0) & (values > 0)
     values[is_earlier] = (np.rint(values[is_earlier] * 1e9) - earlier_ns[is_earlier]) / 1e9
     return values
+
+
+def _unfilled(steps: Steps) -> pa.Array:
+    """What is told of the last step of a run was more in the steps before it: each fills a slot of each sequence."""
+    import numpy as np
+    import pyarrow as pa
+
+    rows, index = steps.rows, steps.index
+    to_come = (np.cumsum(rows["repeat"]) - 1)[index] - np.arange(len(index))
+    values = rows["wasted_slots"][index]
+    is_unknown = (values == UNKNOWN) | ((rows["batch_size"][index] == UNKNOWN) & (to_come > 0))
+    return pa.array(np.where(is_unknown, 0, values + rows["batch_size"][index] * to_come), mask=is_unknown)
 
 
 def _ints(values: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> pa.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.executor import StepPlan, StepResult
+from engine_probe.engine.host_costs import HostCosts
 from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
@@ -47,7 +48,7 @@ class FixedSteps:
 
 
 class EngineBench:
-    """`scheduler`: fields of SchedulerConfig; everything else: fields of EngineConfig."""
+    """`scheduler`: fields of SchedulerConfig; costs_of: what bookkeeping costs, by the clock; everything else: fields of EngineConfig."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class EngineBench:
         *,
         max_context: int = 1 << 20,
         scheduler: dict[str, Any] | None = None,
+        costs_of: Callable[[VirtualClock], HostCosts] | None = None,
         **config: Any,
     ) -> None:
         config.setdefault("block_size", 4)
@@ -63,7 +65,8 @@ class EngineBench:
         self.recorder = Recorder(self.sink, worker="w0", clock=self.clock, flush_s=0)
         self.executor = FixedSteps(self.clock, num_blocks, max_context)
         settings = EngineConfig(scheduler=SchedulerConfig(**(scheduler or {})), **config)
-        self.engine = Engine(settings, self.executor, self.recorder)
+        costs = None if costs_of is None else costs_of(self.clock)
+        self.engine = Engine(settings, self.executor, self.recorder, costs=costs)
 
     def request(self, name: str, prompt: int | list[int], max_tokens: int = 4, **fields: Any) -> Sequence:
         """Submit a request; a prompt is token ids, or a length whose blocks are its own alone."""

@@ -18,6 +18,10 @@ from engine_probe.engine.eviction import Blocks, EvictionOrder, LeastRecentlyUse
 from engine_probe.engine.name_book import NOBODY, Numbers
 from engine_probe.errors import UsageError
 
+Seconds = npt.NDArray[np.float64]
+"""[n] durations."""
+NO_SECONDS: Seconds = np.empty(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
@@ -29,8 +33,8 @@ class Evicted:
 
     reason: str
     numbers: Numbers
-    idle_s: npt.NDArray[np.float64]
-    age_s: npt.NDArray[np.float64]
+    idle_s: Seconds
+    age_s: Seconds
     reuse_count: Numbers
 
 
@@ -105,12 +109,14 @@ class BlockPool:
         """How many of these are cached: taking them lowers what can be allocated."""
         return int((self._refs[_array(blocks)] == 0).sum()) if len(blocks) else 0
 
-    def take(self, blocks: Sequence[int] | Blocks, now_ns: int) -> None:
-        """Reference these resident blocks, each once: a hit on each."""
+    def take(self, blocks: Sequence[int] | Blocks, now_ns: int) -> Seconds:
+        """Reference these resident blocks, each once: a hit on each. Returns how long each had been unused; 0: it is in use."""
         if not len(blocks):
-            return
+            return NO_SECONDS
         taken = _array(blocks)
-        cached = taken[self._refs[taken] == 0]
+        is_cached = self._refs[taken] == 0
+        idle_s: Seconds = (now_ns - self._used_ns[taken]) * is_cached / 1e9
+        cached = taken[is_cached]
         if len(cached):
             self._cached.remove(cached)
             if self._by_release is not None:
@@ -118,6 +124,7 @@ class BlockPool:
         self._refs[taken] += 1
         self._uses[taken] += 1
         self._used_ns[taken] = now_ns
+        return idle_s
 
     def allocate(self, count: int, now_ns: int, cause: str | None = None) -> list[int] | None:
         """`count` blocks with one reference each, holding nothing; None (and nothing changed) where there are too few."""

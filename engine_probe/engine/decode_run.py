@@ -37,6 +37,7 @@ class DecodeRun:
         "_forward_s",
         "_growing",
         "_held_up_by",
+        "_num_unfilled",
         "_sequences",
         "batch",
         "end_ns",
@@ -65,6 +66,9 @@ class DecodeRun:
         self._extra_ns = extra_ns
         self._held_up_by = held_up_by
         self._done = 0
+        size = engine.kv.block_size
+        self._num_unfilled = sum([len(sequence.blocks) * size - sequence.num_computed for sequence in sequences])
+        """Slots of their blocks that hold no token yet."""
         self.batch = len(sequences)
         self.end_ns = ends[-1]
         """Begin of the first step that is not part of it."""
@@ -83,7 +87,7 @@ class DecodeRun:
         if stop <= first:
             return 0
         engine, flight, ends = self._engine, self._engine.flight, self._ends
-        clock, growing = engine.clock, self._growing
+        clock, growing, size = engine.clock, self._growing, engine.kv.block_size
         flight.decoding(self._sequences)
         # What happened between the steps before is told with the first.
         owes = flight.owes(engine)
@@ -91,13 +95,16 @@ class DecodeRun:
         while step < stop:
             begin_ns = self._begins[step]
             clock.advance_to(begin_ns)  # type: ignore[attr-defined]  # only virtual time knows ahead
+            engine.kv.alloc_ns = 0
             while growing and growing[-1][0] == step:
                 engine.kv.append_block(growing.pop()[1], begin_ns)
+                self._num_unfilled += size
             until = min(growing[-1][0], stop) if growing else stop
             if owes or step in self._extra_ns:
                 until = step + 1
             owes = False
             until = min(until, bisect_left(ends, flight.next_sample_ns, step) + 1)
+            self._num_unfilled -= self.batch * (until - step)
             flight.decoded(
                 engine,
                 self.batch,
@@ -107,6 +114,7 @@ class DecodeRun:
                 self._extra_ns.get(step, self._extra_ns[-1]),
                 self._held_up_by,
                 self._begins[until - 1],
+                self._num_unfilled,
             )
             step = until
         clock.advance_to(ends[stop - 1])  # type: ignore[attr-defined]

@@ -84,6 +84,7 @@ class Engine:
             listener=KvListeners((self.flight, *listeners)),
             book=book,
             feed=feed,
+            clock_ns=self.clock.monotonic_ns,
         )
         self.host = HostBlocks(config.swap_blocks)
         self.max_context = min(executor.max_context, executor.num_blocks * config.block_size)
@@ -197,6 +198,7 @@ class Engine:
         expired = self._expire_requests()
         begin_ns = self.clock.monotonic_ns()
         self.flight.begin_step(begin_ns)
+        self.kv.alloc_ns = 0
         schedule = self.scheduler.schedule()
         plan = schedule.plan
         if plan.is_empty:

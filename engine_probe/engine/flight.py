@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.executor import StepResult
 from engine_probe.engine.kv_identity import extend
@@ -211,6 +211,7 @@ class Flight:
             schedule_s=schedule_s,
             forward_s=result.forward_s,
             sample_s=result.sample_s,
+            alloc_s=engine.kv.alloc_ns / 1e9,
             kv_load_s=result.load_s,
             oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
             at_ns=now_ns,
@@ -247,8 +248,12 @@ class Flight:
         schedule_ns: int,
         held_up_by: str | None,
         last_begin_ns: int,
+        wasted_slots: int,
     ) -> None:
-        """Steps that did nothing but decode `batch` sequences, and differ in their time alone; see `DecodeRun`."""
+        """Steps that did nothing but decode `batch` sequences, and differ in their time and the slots they filled; see `DecodeRun`.
+
+        wasted_slots   of the last of them
+        """
         recorder, pool, waiting = self.recorder, engine.kv.pool, engine.scheduler.waiting
         recorder.begin_step(begin_ns)
         self._begin_ns = last_begin_ns
@@ -272,9 +277,11 @@ class Flight:
             blocks_cached=pool.num_cached,
             blocks_evicted=evicted,
             batch_size=batch,
+            wasted_slots=wasted_slots,
             padding_ratio=0.0,
             schedule_s=schedule_ns / 1e9,
             forward_s=forward_s[-1],
+            alloc_s=engine.kv.alloc_ns / 1e9,
             kv_load_s=0.0,
             oldest_wait_s=0.0 if oldest is None else (now_ns - oldest.waits_since_ns) / 1e9,
             at_ns=now_ns,
@@ -299,9 +306,11 @@ class Flight:
             "stored", hashes, slot=sequence.slot, at_ns=at_ns, parent_hash=parents, num_tokens=self._size
         )
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         reason = "self" if sequence.num_preemptions else None  # its own blocks, found again
-        self.recorder.block_events("hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size, reason=reason)
+        self.recorder.block_events(
+            "hit", hashes, slot=sequence.slot, at_ns=at_ns, num_tokens=self._size, idle_s=idle_s, reason=reason
+        )
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         self.recorder.block_events(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.kv_manager import KvListener
 from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
@@ -20,9 +20,9 @@ class KvListeners:
         for listener in self._listeners:
             listener.stored(sequence, hashes, parents, first, at_ns)
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         for listener in self._listeners:
-            listener.hit(sequence, hashes, at_ns)
+            listener.hit(sequence, hashes, idle_s, at_ns)
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         for listener in self._listeners:

@@ -6,13 +6,15 @@ its own alone. Source: vLLM v1 `kv_cache_manager.py`; hash names as in `kv_ident
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Protocol
 
 import numpy as np
 
 from engine_probe.chain_hash import ROOT
-from engine_probe.engine.block_pool import BlockPool, Evicted
+from engine_probe.engine.block_pool import BlockPool, Evicted, Seconds
 from engine_probe.engine.eviction import Blocks
 from engine_probe.engine.host_costs import HostCosts, MeasuredCosts
 from engine_probe.engine.kv_identity import extend
@@ -33,8 +35,8 @@ class KvListener(Protocol):
         first     logical index of the first of them
         """
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
-        """`sequence` found these blocks resident and uses them."""
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
+        """`sequence` found these blocks resident and uses them; idle_s: how long nobody had used each, 0 where somebody does."""
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
         """Cached blocks were given up, for `cause`."""
@@ -60,6 +62,7 @@ class KvManager:
     """Blocks of one engine.
 
     min_reuse_tokens   a shorter match is not used (the smallest reusable unit)
+    clock_ns           the engine's clock: what making room takes is read from it
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class KvManager:
         listener: KvListener | None = None,
         book: NameBook,
         feed: PrefixFeed | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         ttl_ns = None if ttl_s is None else round(ttl_s * 1e9)
         self.pool = BlockPool(num_blocks, order=eviction, ttl_ns=ttl_ns, listener=self)
@@ -88,6 +92,9 @@ class KvManager:
         self.book = book
         self._feed = feed
         self._now_ns = 0
+        self._clock_ns = clock_ns
+        self.alloc_ns = 0
+        """Spent on allocating and evicting blocks since somebody set it to 0."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -110,7 +117,7 @@ class KvManager:
         missing = self.blocks_for(num_tokens) - len(found)
         if missing + spare + self.pool.num_cached_of(found) > self.pool.num_available:
             return False
-        self.pool.take(found, now_ns)
+        idle_s = self.pool.take(found, now_ns)
         fresh = self._allocate(missing, sequence, now_ns)
         if fresh is None:
             self.pool.release(found, now_ns)
@@ -119,7 +126,7 @@ class KvManager:
         sequence.num_sealed = len(found)
         sequence.num_computed = len(found) * self.block_size
         if len(found) and self._listener is not None:
-            self._listener.hit(sequence, self.book.names(sequence.names[: len(found)]), now_ns)
+            self._listener.hit(sequence, self.book.names(sequence.names[: len(found)]), idle_s, now_ns)
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int, now_ns: int) -> list[tuple[int, int]] | None:
@@ -219,7 +226,9 @@ class KvManager:
     def expire(self, now_ns: int) -> None:
         """Give up what is past its TTL."""
         self._now_ns = now_ns
+        began_ns = self._clock_ns()
         self.pool.expire(now_ns)
+        self.alloc_ns += self._clock_ns() - began_ns
 
     def evicted(self, blocks: Evicted, cause: str | None) -> None:
         """From the pool: what it evicted (EvictionListener)."""
@@ -254,8 +263,10 @@ class KvManager:
 
     def _allocate(self, count: int, sequence: Sequence, now_ns: int) -> list[int] | None:
         self._now_ns = now_ns
+        began_ns = self._clock_ns()
         before, cached = self.pool.num_evicted, self.pool.num_cached
         blocks = self.pool.allocate(count, now_ns, sequence.request_id)
         if self.pool.num_evicted > before:
             self._costs.evict(self.pool.num_evicted - before, cached)
+        self.alloc_ns += self._clock_ns() - began_ns
         return blocks

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 def keep_accepted(engine: Engine, plan: StepPlan, result: StepResult) -> StepResult:
     """The result with what was kept of `result.accepted` [len(plan.decodes)]; sequences, blocks and the recorder know of it."""
-    now_ns, kept = engine.clock.monotonic_ns(), []
+    now_ns, kept, size, wasted = engine.clock.monotonic_ns(), [], engine.kv.block_size, result.wasted_slots
     for sequence, accepted in zip(plan.decodes, result.accepted, strict=True):
         more = min(accepted, sequence.num_left - 1, engine.max_context - sequence.num_known - 1)
         while more > 0 and engine.kv.grow(sequence, sequence.num_computed + 1 + more, now_ns) is None:
             more -= 1
         more = max(more, 0)
         if more:
+            if wasted is not None:  # told as of one token a sequence
+                context = sequence.num_computed + 1
+                wasted += -(context + more) % size - -context % size
             sequence.num_computed += more
             sequence.num_output += more
             engine.kv.seal(sequence, now_ns)
@@ -33,4 +36,4 @@ def keep_accepted(engine: Engine, plan: StepPlan, result: StepResult) -> StepRes
         recorder.decode(sequence.slot, 1 + more)
         recorder.note(sequence.slot, draft_tokens=told["draft_tokens"], accepted_tokens=told["accepted_tokens"])
         kept.append(more)
-    return replace(result, accepted=kept)
+    return replace(result, accepted=kept, wasted_slots=wasted)

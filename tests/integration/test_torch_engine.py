@@ -118,3 +118,26 @@ def test_engine_and_executor_must_agree_on_blocks(options: dict[str, Any], says:
     """Otherwise KV would land where nobody looks for it."""
     with pytest.raises(UsageError, match=says):
         Running(tiny_executor(**options), {}, swap_blocks=3)
+
+
+def test_hits_and_steps_of_real_tensors_tell_idle_time_and_time_of_making_room() -> None:
+    """A prefix found again after it lay unused; time on blocks is measured within the scheduler's, what no clock tells is null."""
+    running = Running(tiny_executor(num_blocks=8), {}, prefix_caching=True)
+    running.submit("a", [*SHARED, 1], max_tokens=1)
+    running.finish()
+    released_ns = running.engine.clock.monotonic_ns()
+    while running.engine.clock.monotonic_ns() < released_ns + 20_000_000:
+        pass
+    running.submit("b", [*SHARED, 2], max_tokens=1)
+    running.submit("c", [200] * 24, max_tokens=1)
+    running.finish()
+    hits = [row for row in running.rows("block") if row["change"] == "hit"]
+    assert [row["request_id"] for row in hits] == ["b"] * 3
+    assert all(0.020 <= row["idle_s"] < 10 for row in hits)
+    steps = running.rows("step")
+    assert sum(row["blocks_evicted"] for row in steps) > 0
+    for row in steps:
+        assert 0 < row["alloc_s"] <= row["schedule_s"]
+        assert row["gpu_util"] is None
+    # 13 tokens in blocks of 4 leave 3 slots; 24 fill theirs.
+    assert steps[0]["wasted_slots"] == 3

@@ -25,6 +25,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.gone: list[int] = []
         self.pool = BlockPool(num_blocks, order=order, ttl_ns=ttl_ns, listener=self)
         self.holders: list[list[int]] = []
+        self.released: dict[int, int] = {}
         self.names = 0
         self.resident: set[int] = set()
 
@@ -64,14 +65,20 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(found) == next((i for i, name in enumerate(names) if name not in self.resident), len(names))
         cached = self.pool.num_cached_of(found)
         before = self.pool.num_available
-        self.pool.take(found, self.now)
+        idle_s = self.pool.take(found, self.now)
+        assert len(idle_s) == len(found)
+        in_use = {block for blocks in self.holders for block in blocks}
+        for block, idle in zip(found, idle_s.tolist(), strict=True):
+            assert idle == (0 if block in in_use else (self.now - self.released[block]) / 1e9)
         self.holders.append(found)
         assert self.pool.num_available == before - cached
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def release(self, data: Any) -> None:
-        self.pool.release(self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1))), self.now)
+        blocks = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
+        self.pool.release(blocks, self.now)
+        self.released |= dict.fromkeys(blocks, self.now)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())

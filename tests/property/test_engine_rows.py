@@ -244,6 +244,8 @@ def steps_follow_each_other(steps: list[Row], run: Run) -> None:
         assert sum(count or 0 for count in row["waiting_on"].values()) <= waiting
         assert row["blocks_used"] + row["blocks_cached"] <= row["blocks_total"]
         assert row["recomputed_tokens"] <= row["prefill_tokens"]
+        assert 0 <= row["alloc_s"] <= row["schedule_s"] + 1e-9
+        assert 0 <= row["wasted_slots"] < run.settings.engine.block_size * max(1, row["num_running"])
         assert row["num_running"] <= scheduler.max_num_seqs
         if scheduler.chunked_prefill:
             assert row["prefill_tokens"] + row["decode_tokens"] <= scheduler.max_num_batched_tokens
@@ -286,6 +288,7 @@ def blocks_are_where_they_are_said_to_be(worker: str, run: Run) -> None:
             resident.setdefault(name, at_ns)
         elif row["change"] == "hit":
             assert name in resident
+            assert 0 <= row["idle_s"] <= (at_ns - resident[name]) / 1e9 + 1e-8
             found[row["request_id"], row["reason"]] += row["num_tokens"]  # type: ignore[index]
         else:
             assert row["change"] == "evicted"

@@ -13,6 +13,7 @@ from engine_probe.engine.block_pool import BlockPool, Evicted
 from engine_probe.engine.contiguous import ContiguousPool
 from engine_probe.engine.kv_identity import KvIdentity, extend
 from engine_probe.engine.memory_use import compare, measure
+from engine_probe.engine.virtual_costs import CostSettings, VirtualCosts
 from engine_probe.errors import UsageError
 from tests.engine_bench import EngineBench
 
@@ -54,6 +55,40 @@ def test_second_prompt_of_the_owners_example_reuses_four_tokens() -> None:
     assert rows["second"]["computed_tokens"] == 4
     assert rows["first"]["prompt_blocks"][0] == rows["second"]["prompt_blocks"][0]
     assert rows["first"]["prompt_blocks"][1] != rows["second"]["prompt_blocks"][1]
+
+
+def test_a_hit_tells_how_long_the_block_lay_unused() -> None:
+    """Released at 2 s and found at 5 s: 3 s; found again while the other still reads it: 0; a block that nobody has: no hit."""
+    pool = BlockPool(8)
+    pool.release(hold(pool, [0, 1], 10**9), 2 * 10**9)
+    assert pool.take(pool.match([0, 1, 7]), 5 * 10**9).tolist() == [3.0, 3.0]
+    assert pool.take(pool.match([0]), 6 * 10**9).tolist() == [0.0]
+    assert pool.take([], 7 * 10**9).tolist() == []
+
+
+def test_rows_of_hits_tell_the_reuse_gap() -> None:
+    """A step is 10 ms: the first ends at 10 ms, the second comes a second later and finds its block unused since then."""
+    bench = EngineBench(block_size=4)
+    bench.request("first", [101, 202, 303, 404, 505, 601, 602, 603], max_tokens=1)
+    bench.run()
+    bench.clock.advance(1.0)
+    bench.request("second", [101, 202, 303, 404, 999], max_tokens=1)
+    bench.run()
+    (hit,) = [row for row in bench.rows("block") if row["change"] == "hit"]
+    assert (hit["request_id"], hit["idle_s"]) == ("second", pytest.approx(1.0))
+
+
+def test_steps_tell_what_making_room_took() -> None:
+    """An evicted block takes 5 ms here: the step that evicts three tells 15 ms, of which its scheduling is made; others none."""
+    bench = EngineBench(num_blocks=4, costs_of=lambda clock: VirtualCosts(clock, CostSettings(0, 0, evict_s=0.005)))
+    bench.request("first", 12, max_tokens=1)
+    bench.run()
+    bench.request("second", 15, max_tokens=1)
+    bench.run()
+    rows = bench.rows("step")
+    assert [row["blocks_evicted"] for row in rows] == [0, 3]
+    assert [row["alloc_s"] for row in rows] == [0.0, pytest.approx(0.015)]
+    assert [row["schedule_s"] for row in rows] == [0.0, pytest.approx(0.015)]
 
 
 def test_whole_prompt_in_the_cache_still_computes_its_last_block() -> None:

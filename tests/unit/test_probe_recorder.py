@@ -300,7 +300,8 @@ def test_step_rows_hold_what_was_given_and_null_for_the_rest() -> None:
 
 
 def test_a_run_of_steps_is_unfolded() -> None:
-    """One call for four steps of a virtual-time engine: four rows, four tokens; who waits had waited less in the earlier ones."""
+    """One call for four steps of a virtual-time engine: four rows, four tokens; who waits had waited less in the earlier ones,
+    and of its two sequences' blocks more was unfilled."""
     bench = Bench()
     slot = bench.recorder.arrive("a")
     bench.recorder.prefill(slot, 4, emits=1)
@@ -309,16 +310,17 @@ def test_a_run_of_steps_is_unfolded() -> None:
     bench.recorder.begin_step()
     run = ([14 * MS, 19 * MS, 25 * MS, 32 * MS], [0.001, 0.002, 0.003, 0.004])
     bench.wait(22)
-    assert bench.recorder.end_step(num_running=1, oldest_wait_s=0.020, probe_s=2e-6, run=run) == 1
+    told = {"num_running": 1, "batch_size": 2, "wasted_slots": 5, "oldest_wait_s": 0.020, "probe_s": 2e-6}
+    assert bench.recorder.end_step(**told, run=run) == 1
     bench.recorder.finish(slot)
     (row,) = bench.rows("request")
     assert row["token_ns"] == [10, 14, 19, 25, 32]
-    names = ("step", "at_ns", "duration_s", "forward_s", "oldest_wait_s", "probe_s")
+    names = ("step", "at_ns", "duration_s", "forward_s", "oldest_wait_s", "probe_s", "wasted_slots")
     assert [tuple(step.get(name) for name in names) for step in bench.rows("step")[1:]] == [
-        (1, 14, 0.004, 0.001, 0.002, 2e-6),
-        (2, 19, 0.005, 0.002, 0.007, 2e-6),
-        (3, 25, 0.006, 0.003, 0.013, 2e-6),
-        (4, 32, 0.007, 0.004, 0.020, 2e-6),
+        (1, 14, 0.004, 0.001, 0.002, 2e-6, 11),
+        (2, 19, 0.005, 0.002, 0.007, 2e-6, 9),
+        (3, 25, 0.006, 0.003, 0.013, 2e-6, 7),
+        (4, 32, 0.007, 0.004, 0.020, 2e-6, 5),
     ]
 
 

@@ -114,3 +114,26 @@ def test_without_a_cache_prompts_are_named_as_a_cache_would() -> None:
         assert on["prompt_blocks"] == off["prompt_blocks"] == list(call.blocks)
         assert off["cached_tokens"] is None
         assert off["computed_tokens"] == call.prompt_tokens
+
+
+def test_hits_in_virtual_time_tell_how_long_their_blocks_lay_unused() -> None:
+    """The second of two equal prompts comes 5 s after the first ended: each of its hits tells that, and its steps what is unfilled."""
+    clock, sink = VirtualClock(), MemorySink()
+    recorder = Recorder(sink, worker="w0", clock=clock, flush_s=0)
+    executor = RooflineExecutor(find_shape("llama-3-8b"), HARDWARE["h100"], clock)
+    engine = Engine(EngineConfig(block_size=16), executor, recorder)
+    for number in range(2):
+        engine.submit(
+            Sequence(f"r{number}", 70, SamplingParams(max_tokens=1), clock.now, prompt_hashes=(11, 12, 13, 14))
+        )
+        while engine.has_work:
+            engine.step()
+        clock.advance(5.0)
+    recorder.close()
+    hits = [row for row in sink.table("block").to_pylist() if row["change"] == "hit"]
+    assert [(row["request_id"], row["block_hash"]) for row in hits] == [("r1", name) for name in (11, 12, 13, 14)]
+    assert [row["idle_s"] for row in hits] == [pytest.approx(5.0)] * 4
+    # 70 tokens in five blocks of 16 leave 10 slots.
+    assert [(row["wasted_slots"], row["alloc_s"], row["gpu_util"]) for row in sink.table("step").to_pylist()] == [
+        (10, 0.0, None)
+    ] * 2

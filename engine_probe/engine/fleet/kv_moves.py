@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.name_book import Names, Numbers
 from engine_probe.engine.sequence import Sequence
@@ -110,7 +110,7 @@ class Tier:
     def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         """Not its business: it takes what is given up."""
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         """Nor this."""
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:

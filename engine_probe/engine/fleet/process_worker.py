@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from engine_probe.chain_hash import ROOT
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.executor import Executor
@@ -189,7 +189,7 @@ class _Teller:
         above = [None if parent == ROOT else parent for parent in parents.tolist()]
         self._report.blocks.append(("stored", at_ns, hashes.tolist(), above))
 
-    def hit(self, sequence: EngineSequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: EngineSequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         """Nobody asks."""
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:

@@ -64,6 +64,7 @@ class RooflineExecutor:
         if num_blocks < 1:
             raise UsageError(f"an engine of {num_blocks} KV blocks can hold no token", num_blocks=num_blocks)
         self._num_blocks = num_blocks
+        self._block_size = block_size
         self._max_context = min(max_context or shape.max_context or num_blocks * block_size, num_blocks * block_size)
         self._windows = [(layers / shape.layers, window) for layers, window in shape.windows]
         self._has_windows = any(window is not None for _, window in self._windows)
@@ -125,7 +126,9 @@ class RooflineExecutor:
         slow = self.slow_factor
         self.clock.advance((before_s + step_s) * slow)
         forward_s = (step_s - self.times.hardware.host_overhead_s) * slow
-        return StepResult(None, forward_s=forward_s, load_s=moved * self._move_s * slow)
+        return StepResult(
+            None, forward_s=forward_s, load_s=moved * self._move_s * slow, wasted_slots=self._wasted_slots(plan)
+        )
 
     def foresee(self, decodes: Items[Sequence], most: int) -> tuple[list[int], list[float]] | None:
         """ns and forward_s of each of the next `most` steps, should they decode these and nothing else."""
@@ -160,6 +163,14 @@ class RooflineExecutor:
         return self.times.parts(
             tokens, emitted, decode_keys=decode_keys, prefill_pairs=pairs, prefill_keys=keys
         ).total_s
+
+    def _wasted_slots(self, plan: StepPlan) -> int:
+        """Slots of each sequence's last block that hold no token when the step is over."""
+        size = self._block_size
+        wasted = sum([-(sequence.num_computed + 1) % size for sequence in plan.decodes])
+        for chunk in plan.prefills:
+            wasted += -(chunk.start + chunk.num_tokens) % size
+        return wasted
 
     def _decode_keys(self, decodes: Items[Sequence]) -> float:
         """Tokens attended to in the next step, summed over sequences, averaged over layers."""

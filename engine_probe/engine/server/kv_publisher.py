@@ -19,7 +19,7 @@ import zmq
 
 from engine_probe.chain_hash import ROOT
 from engine_probe.digits import port_number
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.server.kv_messages import (
@@ -107,7 +107,7 @@ class KvPublisher:
                 self._events.append(self._chain(sequence, hashes[begin:index], parents[begin], first))
                 begin = index
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         """Told by nobody in this format, unless asked for."""
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from engine_probe.adapters.vllm import OWN_INFO, PLUGIN_INFO
-from engine_probe.engine.block_pool import Evicted
+from engine_probe.engine.block_pool import Evicted, Seconds
 from engine_probe.engine.config import EngineConfig
 from engine_probe.engine.engine import Engine
 from engine_probe.engine.executor import Executor
@@ -152,7 +152,7 @@ class MetricsPage:
     def stored(self, sequence: Sequence, hashes: Names, parents: Names, first: int, at_ns: int) -> None:
         self._stored.inc(len(hashes))
 
-    def hit(self, sequence: Sequence, hashes: Names, at_ns: int) -> None:
+    def hit(self, sequence: Sequence, hashes: Names, idle_s: Seconds, at_ns: int) -> None:
         """Counted in tokens, at admission."""
 
     def evicted(self, hashes: Names, blocks: Evicted, cause: str | None, at_ns: int) -> None:
