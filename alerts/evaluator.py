@@ -40,6 +40,8 @@ class Evaluator:
     keep_finding   keeps a verdict in short and answers with its number
     base_url       under which people reach the API, without a slash at the end
     is_empty       no request arrived in the window: nobody need judge it
+    is_old         no request arrived in this part of the window, which no tick has looked at, and no row came since the last call
+    on_end         a tick is over: what its checks share may be forgotten
     """
 
     def __init__(
@@ -52,35 +54,54 @@ class Evaluator:
         base_url: str,
         judge: Judge = lambda _, look: look(),
         is_empty: Callable[[Window], bool] = lambda _: False,
+        is_old: Callable[[Window], bool] = lambda _: False,
         on_look: Callable[[str, float, bool], None] = lambda *_: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._book, self._checks, self._rhythm = book, checks, rhythm
         self._keep_finding, self._base_url = keep_finding, base_url
-        self._judge, self._is_empty, self._on_look = judge, is_empty, on_look
+        self._judge, self._is_empty, self._is_old = judge, is_empty, is_old
+        self._on_look, self._on_end = on_look, on_end
+        self._seen_until_ns: int | None = None
 
     def tick(self, now_ns: int) -> list[Alert]:
         """Look once; answers with the alerts that changed, which are on disk by then. Raises NotReady where the collector stops."""
         end_ns = now_ns - self._rhythm.settle_ns
         window = Window(end_ns - self._rhythm.window_ns, end_ns)
         held = [alert for alert in self._book.open_alerts() if alert.origin == "evaluator"]
-        if not held and self._is_empty(window):
+        if not held and (self._is_empty(window) or self._is_as_before(end_ns)):
             return []
         changed: list[Alert] = []
-        for check in self._checks:
-            own = [alert for alert in held if check.owns(alert.labels)]
-            try:
-                changed += self._evaluate(check, own, window, now_ns)
-            except NotReady:
-                raise  # the collector stops: no check failed
-            except KvscopeError as error:
-                log.warning("check failed", extra={"check": check.name, "reason": error.message})
-            except Exception:  # a defect in one judgement is no reason to tell nobody of what the others find
-                log.exception("check failed", extra={"check": check.name})
+        self._seen_until_ns = None
+        try:
+            ended_well = [self._tried(check, held, window, now_ns, changed) for check in self._checks]
+        finally:
+            self._on_end()
+        if all(ended_well) and not changed:
+            self._seen_until_ns = end_ns
         if changed:
             self._book.save(Changes(alerts=tuple(changed)))
             for alert in changed:
                 log.info("alert changed", extra={"alert_id": alert.alert_id, "state": alert.state, **_named(alert)})
         return changed
+
+    def _is_as_before(self, end_ns: int) -> bool:
+        """Every check saw all that the window holds, and found nothing."""
+        return self._seen_until_ns is not None and self._is_old(Window(self._seen_until_ns, end_ns))
+
+    def _tried(self, check: Check, held: list[Alert], window: Window, now_ns: int, changed: list[Alert]) -> bool:
+        """Add what one check changes; False where it failed, which it tells. Raises NotReady."""
+        own = [alert for alert in held if check.owns(alert.labels)]
+        try:
+            changed += self._evaluate(check, own, window, now_ns)
+            return True
+        except NotReady:
+            raise  # the collector stops: no check failed
+        except KvscopeError as error:
+            log.warning("check failed", extra={"check": check.name, "reason": error.message})
+        except Exception:  # a defect in one judgement is no reason to tell nobody of what the others find
+            log.exception("check failed", extra={"check": check.name})
+        return False
 
     def _evaluate(self, check: Check, own: list[Alert], window: Window, now_ns: int) -> list[Alert]:
         main = self._look(check, window, None)

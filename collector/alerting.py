@@ -2,7 +2,8 @@
 
 Idea: judging costs seconds of CPU, so it must not be felt. Looks go through the same single-file pool as people's judgements (never two
 at once), a tick is spread over its checks (a person waits for one look at most), and the thread rests at least four times as
-long as it worked (`max_busy_ratio`), so a slow machine looks more seldom and serves no worse. Batches are never waited for.
+long as it worked (`max_busy_ratio`), so a slow machine looks more seldom and serves no worse. Batches are never waited for, and
+where memory is short its reads give theirs to a commit before anybody else's. A window is read once a tick, whatever asks about it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -33,6 +34,9 @@ from store.alert_book import AlertBook
 from store.duckdb_store import DuckDBStore
 from store.interface import Window
 from store.lineage import window_sql
+
+if TYPE_CHECKING:
+    from alerts.seen_once import SeenOnce
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,8 @@ class Alerting:
             on_end=self._meters.delivered,
         )
         self.notifier = Notifier(self.book, self.receivers, base_url)
-        self._store, self._judging, self._keep_finding = store, judging, keep_finding
+        self._store, self._judging, self._keep_finding = store.in_background(), judging, keep_finding
+        self._num_rows: int | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,16 +103,26 @@ class Alerting:
     @cached_property
     def evaluator(self) -> Evaluator:
         """Made at the first look."""
+        from alerts.seen_once import SeenOnce
+
+        seen = SeenOnce()
         return Evaluator(
             self.book,
-            checks_of(self._store, self.settings),
+            checks_of(self._store, self.settings, seen),
             rhythm_of(self.settings),
             keep_finding=self._keep_finding,
             base_url=self.base_url,
             judge=lambda name, look: self._judging.wait_for(f"alerts/{name}", look),
+            on_end=seen.forget,
             is_empty=lambda window: not _has_requests(self._store, window),
+            is_old=self._is_old,
             on_look=self._meters.looked,
         )
+
+    def _is_old(self, window: Window) -> bool:
+        """Nothing arrived in it, and no row of a request came since the last call."""
+        before, self._num_rows = self._num_rows, self._store.books.num_appended("request")
+        return before == self._num_rows and not _has_requests(self._store, window)
 
     def _run(self) -> None:
         next_look = time.monotonic() + self.settings.interval_s
@@ -135,14 +150,16 @@ class Alerting:
         return started + max(self.settings.interval_s, took / self.settings.max_busy_ratio)
 
 
-def checks_of(store: DuckDBStore, settings: AlertSettings) -> list[Check]:
+def checks_of(store: DuckDBStore, settings: AlertSettings, seen: SeenOnce | None = None) -> list[Check]:
     """What is looked for. Hotspots first: they silence what comes after. Judging is imported here: a collector answers before."""
     from alerts.checks.contradiction import ContradictionCheck
     from alerts.checks.hotspot import HotspotCheck
     from alerts.checks.latency import LatencyCheck
 
-    made: list[Check] = [HotspotCheck(store, settings.min_regret_s), ContradictionCheck(store)]
-    made += [LatencyCheck(store, metric, min_change_ratio=settings.min_change_ratio) for metric in settings.metrics]
+    made: list[Check] = [HotspotCheck(store, settings.min_regret_s), ContradictionCheck(store, seen=seen)]
+    made += [
+        LatencyCheck(store, name, min_change_ratio=settings.min_change_ratio, seen=seen) for name in settings.metrics
+    ]
     return made
 
 

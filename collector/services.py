@@ -173,7 +173,7 @@ def open_services(settings: Settings, store: Store | None) -> Services:
     live_judge = None
     if most.ledger_interval_s is not None:
         live_judge = LiveJudge(
-            opened,
+            opened.in_background() if isinstance(opened, DuckDBStore) else opened,
             fleet.book,
             fleet.worker,
             interval_s=most.ledger_interval_s,

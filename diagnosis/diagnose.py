@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
 from diagnosis import windows
+from diagnosis.facts import Facts
 from diagnosis.judge import judge
 from diagnosis.load import load
 from diagnosis.parallel import both
@@ -30,11 +32,13 @@ def diagnose(
     now_ns: int,
     seed: int = 0,
     why: str | None = None,
+    load: Callable[[Store, Window, str, str], Facts] = load,
 ) -> Verdict:
     """Why does `metric` (ttft, tpot, e2e) differ between the windows? Windows that are None are chosen (see `windows.choose`).
 
     quantile   decimal text between 0 and 1, such as "0.99"
     why        why these windows, where they were chosen before (an incident bundle)
+    load       reads a window's facts; who asks several questions about one window reads it once
     vantage    client or engine; None takes the client's where both windows have it, else the engine's
     Raises BadWindow for unknown, empty, overlapping or future windows, UsageError for an unknown metric, vantage or quantile.
     """

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from alerts.condition import Condition, Look
+from alerts.seen_once import SeenOnce
 from diagnosis import quality
-from diagnosis.load import load
 from diagnosis.windows import judged_vantage, vantages
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
@@ -17,10 +17,11 @@ CONTRADICTION = "KvscopeContradiction"
 
 @dataclass(frozen=True, slots=True)
 class ContradictionCheck:
-    """The checks of data quality that every diagnosis begins with (docs/diagnosis.md)."""
+    """The checks of data quality that every diagnosis begins with (docs/diagnosis.md). `seen` is shared by a tick's checks."""
 
     store: Store
     name: str = "contradictions"
+    seen: SeenOnce | None = None
 
     def owns(self, labels: Mapping[str, str]) -> bool:
         """Contradictions."""
@@ -28,12 +29,13 @@ class ContradictionCheck:
 
     def look(self, window: Window, baseline: str | None) -> Look:
         """Check the window alone."""
+        seen = SeenOnce() if self.seen is None else self.seen
         vantage = judged_vantage(vantages(self.store, window))
         if vantage is None:
             return Look(can_tell=False, because=f"no requests arrived in {window}")
         try:
             with self.store.sharing():
-                checks = quality.check(load(self.store, window, "the window", vantage))
+                checks = quality.check(seen.load(self.store, window, "the window", vantage))
         except BadWindow as error:
             return Look(can_tell=False, because=error.message)
         assert window.start_ns is not None

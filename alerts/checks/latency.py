@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 from alerts.condition import SEVERAL, Condition, Look, text_of, window_of
 from alerts.finding import short
+from alerts.seen_once import SeenOnce
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
-from diagnosis.windows import choose
 from diagnosis.wording import metric_name, percent, quantile_name, seconds
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window
@@ -32,12 +32,13 @@ CRITICAL_RATIO: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyCheck:
-    """metric: ttft, tpot or e2e; min_change_ratio: a smaller rise is nobody's page, however certain it is."""
+    """metric: ttft, tpot or e2e; min_change_ratio: a smaller rise is nobody's page, however certain it is; seen: shared by a tick's checks."""
 
     store: Store
     metric: str
     quantile: str = "0.99"
     min_change_ratio: float = 0.2
+    seen: SeenOnce | None = None
 
     @property
     def name(self) -> str:
@@ -52,8 +53,9 @@ class LatencyCheck:
         """Diagnose the window."""
         before = None if baseline is None else window_of(baseline)
         assert window.end_ns is not None
+        seen = SeenOnce() if self.seen is None else self.seen
         try:
-            chosen = choose(self.store, before, window, window.end_ns)
+            chosen = seen.choose(self.store, before, window, window.end_ns)
             verdict = diagnose(
                 self.store,
                 chosen.base,
@@ -62,6 +64,7 @@ class LatencyCheck:
                 quantile=self.quantile,
                 now_ns=window.end_ns,
                 why=chosen.why,
+                load=seen.load,
             ).to_dict()
         except BadWindow as error:
             return Look(can_tell=False, because=error.message, baseline=baseline)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alerts import seen_once
 from alerts.checks.contradiction import ContradictionCheck
 from alerts.checks.hotspot import HotspotCheck
 from alerts.checks.latency import LatencyCheck, got_worse, is_told
@@ -17,6 +18,8 @@ from alerts.evaluator import Evaluator, Rhythm
 from alerts.lifecycle import Pace
 from alerts.muting import muting
 from alerts.notifier import Notifier
+from alerts.seen_once import SeenOnce
+from diagnosis.load import load
 from engine_probe.errors import StoreBusy
 from store.alert_book import AlertBook
 from store.duckdb_store import DuckDBStore
@@ -177,6 +180,69 @@ def test_a_check_that_fails_holds_up_no_other(watch: Watch, story: Windows, fail
     """The store is busy for one of them, or it has a defect: the hotspot is claimed all the same."""
     watch.checks = [Scripted(failure), *watch.checks[:1]]
     assert watch.tick(story.fault_ns + watch.half_ns) == {HOTSPOT: "pending"}
+
+
+def test_a_tick_reads_each_window_once(watch: Watch, story: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three checks load the window and the baseline, two loads in all, and say what each says by itself; then all is let go of."""
+    window = Window(story.fault_ns, story.fault_ns + watch.half_ns)
+
+    def checks(seen: SeenOnce | None) -> list[Check]:
+        latencies = [LatencyCheck(watch.store, metric, seen=seen) for metric in ("ttft", "tpot")]
+        return [ContradictionCheck(watch.store, seen=seen), *latencies]
+
+    apart = [check.look(window, None) for check in checks(None)]
+    loaded: list[Window] = []
+
+    def counted(store: Any, window: Window, *rest: str) -> Any:
+        loaded.append(window)
+        return load(store, window, *rest)
+
+    monkeypatch.setattr(seen_once, "load", counted)
+    seen = SeenOnce()
+    made = Evaluator(
+        watch.book,
+        checks(seen),
+        Rhythm(watch.half_ns, 0, Pace(hold=1, cool_down=1, lost=1)),
+        keep_finding=lambda _: 1,
+        base_url="",
+        on_end=seen.forget,
+    )
+    assert [check.look(window, None) for check in checks(seen)] == apart
+    assert apart[1].conditions
+    assert len(loaded) == len(set(loaded)) == 2
+    loaded.clear()
+    seen.forget()
+    made.tick(window.end_ns or 0)
+    assert len(loaded) == 2
+    assert not seen._facts
+
+
+def test_what_every_check_saw_is_not_looked_at_again(watch: Watch) -> None:
+    """No alert is held, and nothing came: the tick ends there. After a check that failed the window is looked at again."""
+    looks: list[str] = []
+    old: list[Window] = []
+
+    def is_old(window: Window) -> bool:
+        old.append(window)
+        return True
+
+    scripted = Scripted(Look())
+    made = Evaluator(
+        watch.book,
+        [scripted],
+        Rhythm(100, 0, Pace(hold=1, cool_down=1, lost=1)),
+        keep_finding=lambda _: 1,
+        base_url="",
+        is_old=is_old,
+        on_look=lambda name, *_: looks.append(name),
+    )
+    scripted.says = StoreBusy("busy")
+    made.tick(1000)
+    scripted.says = Look()
+    made.tick(1060)
+    assert (len(looks), old) == (2, [])
+    made.tick(1120)
+    assert (len(looks), old) == (2, [Window(1060, 1120)])
 
 
 def test_an_empty_store_and_an_empty_window_raise_nothing(tmp_path: Path) -> None:
