@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.checks.check import NUMBERS_OF_REUSE, Check
-from diagnosis.checks.reuse import COUNTERS
+from diagnosis.checks.reuse import COUNTERS, was_read
 from diagnosis.facts import F64, Facts
 from diagnosis.wording import number, percent
 
@@ -35,7 +35,7 @@ SAME_PACE = 1.25
 def hits_against_times(one: Facts, other: Facts) -> Check | None:
     """Whether the hit counter of `one`, which reads 0 of all look-ups, can be true by the times of both windows."""
     counted, asked = (one.samples.get(name) for name in COUNTERS)
-    if counted != 0 or not asked or _tells(one):
+    if counted != 0 or not asked or _tells(one) or not was_read(one):
         return None
     by_prefill = all(_least(facts, _prefill(facts)) is not None for facts in (one, other))
     mine, theirs = (_least(facts, _prefill(facts) if by_prefill else _ttft(facts)) for facts in (one, other))

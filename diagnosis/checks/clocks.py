@@ -34,6 +34,10 @@ OUTSIDE_S = 0.002
 """Two durations of one request, at two vantages, may lie so far from each other."""
 REST_ON_CLOCKS = frozenset({"block.evicted", "request.prompt_blocks"})
 """What joins instants of two machines."""
+MOST = 0.5
+"""Share of the requests whose durations part, from which on one of the two is not true, whatever the differences look like."""
+ONE_WAY, WIDTH = 0.9, 0.5
+"""Of a clock that was set: share of the differences that go one way, and their width (10th to 90th percentile) over the median."""
 BEFORE_FIRST_TOKEN = ("frontend_s", "tokenize_s", "queue_s", "cache_lookup_s", "kv_load_s", "alloc_s", "prefill_s")
 """Phases of one worker that lie before the first token wherever they are told."""
 
@@ -160,17 +164,41 @@ def durations(facts: Facts) -> Check | None:
     share = float(off.mean())
     if is_rare(share):
         return None
-    worst = float(np.median(np.abs(by_instants - told)[off]))
+    apart, ratio = (by_instants - told)[off], (by_instants / np.maximum(told, 1e-9))[off]
+    worst = float(np.median(np.abs(apart)))
+    said = (
+        f"{facts.name}: in {percent(share)} of requests decoding took another time by the engine's instants than by its own "
+        f"duration ({seconds(worst)} apart in the median of these)"
+    )
+    if share < MOST and not _is_one_move(apart, ratio):
+        return Check(
+            "durations",
+            "warning",
+            said + ", some longer and some shorter: the two are taken at different places, and no clock was set",
+            "clock",
+            frozenset({"request.decode_s"}),
+            share,
+            "ratio",
+        )
     return Check(
         "durations",
         "contradiction",
-        f"{facts.name}: in {percent(share)} of requests decoding took another time by the engine's instants than by its own "
-        f"duration ({seconds(worst)} apart in the median of these); its clock was set, or one of the two is not true",
+        said + "; its clock was set, or one of the two is not true",
         "clock",
         frozenset({"request.decode_s", "request.token_ns"}),
         share,
         "ratio",
     )
+
+
+def _is_one_move(apart: F64, ratio: F64) -> bool:
+    """Whether these differences are those of a clock that was set or runs at another speed: all one way, and alike or in proportion."""
+    middle = float(np.median(apart))
+    if float(np.mean(np.sign(apart) == np.sign(middle))) < ONE_WAY:
+        return False
+    low, high = np.quantile(apart, [0.1, 0.9])
+    least, most = np.quantile(ratio, [0.1, 0.9])
+    return bool(high - low <= max(SPOILS_S, WIDTH * abs(middle)) or most <= (1.0 + WIDTH) * least)
 
 
 def phases(facts: Facts) -> Check | None:

@@ -24,6 +24,15 @@ FEWEST_TOKENS = 1000
 COUNTERS = ("prefix_hits_tokens_total", "prefix_queries_tokens_total")
 
 
+READ = 0.5
+"""Share of the window between the first and the last reading of a counter, from which on its rise is that of the window."""
+
+
+def was_read(facts: Facts) -> bool:
+    """Whether the hit counter was read over most of the window: of a single reading, or two close together, no rise tells anything."""
+    return facts.samples.get(f"{COUNTERS[0]}:span_s", np.inf) >= READ * facts.duration_s
+
+
 @dataclass(frozen=True, slots=True)
 class Witness:
     """Who says how many prompt tokens were reused. `kind`: counter | requests | steps."""
@@ -36,7 +45,7 @@ class Witness:
 def cached_tokens(facts: Facts) -> Check | None:
     """Requests' cached tokens beside the engine's hit counter; the others decide who is right where the two part."""
     counted, cached = facts.samples.get(COUNTERS[0]), facts.requests.get("cached_tokens")
-    if counted is None or not np.isfinite(cached).any():
+    if counted is None or not np.isfinite(cached).any() or not was_read(facts):
         return None
     told, error = total(facts.requests, "cached_tokens") or 0.0, margin(facts.requests, "cached_tokens")
     own, own_error = total(facts.requests, "self_hit_tokens") or 0.0, margin(facts.requests, "self_hit_tokens")
@@ -61,7 +70,7 @@ def cached_tokens(facts: Facts) -> Check | None:
 def hit_counter(facts: Facts) -> Check | None:
     """The hit counter beside the steps and the other counters, where no request says what it found."""
     counted, asked = (facts.samples.get(name) for name in COUNTERS)
-    if counted is None or not asked or np.isfinite(facts.requests.get("cached_tokens")).any():
+    if counted is None or not asked or np.isfinite(facts.requests.get("cached_tokens")).any() or not was_read(facts):
         return None
     others = [witness for witness in _witnesses(facts) if witness.kind != "requests"]
     if not others:
