@@ -4,8 +4,9 @@ Idea: near saturation a little more work for each step makes everybody wait long
 and they were not longer, that growth is no cause of its own: it follows from what made the steps longer. Paired runs of the lab show
 it: of a probe that owns 26 % of a P99 by its own seconds, 100 % goes when it is taken out.
 
-Whoever limits what a step takes in (seats, a token budget) or sends more of it reshapes the steps for all: some wait longer and others
-less, and what it did is the sum of both.
+Whoever limits what a step takes in (seats, a token budget), fills it, or sends requests elsewhere reshapes the steps for all: some wait
+longer and others less, and what it did is the sum of both. So is what a fuller batch costs: the line between a sequence's own decoding and
+what others add to it is a fit, and what one row has too much the other has too little.
 
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
 where it has LEADS of them or more; where nobody has, they stay unexplained.
@@ -38,10 +39,22 @@ QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 RESHAPES = frozenset(("queue_budget", "queue_seats"))
 """Rows of those who decide how much a step takes in; what got shorter by that is theirs too."""
+SENDS_ELSEWHERE = frozenset(
+    (
+        "decode_queue",
+        "decode_bandwidth",
+        *HOTSPOTS,
+        "hotspot_stale_index",
+        "hotspot_unreachable_threshold",
+    )
+)
+"""Rows of those who decide where requests go, or how full batches are; what got shorter is theirs where hardly anybody else is named."""
 OWN_WORK = ("own_prefill", "own_decode")
 """They follow too where requests are of the same kind: the same prompt and answer take longer in steps that they share with more."""
 LEADS = 0.5
 """Share of what fills steps that the one must have who is told to have passed it on: the larger half."""
+ALONE = 0.8
+"""Share of it from which on hardly anybody else is named: a fifth may be another's, who may be why something got shorter."""
 
 
 def follows(
@@ -59,7 +72,8 @@ def follows(
     taken      rows that some claim owns
     same_kind  both windows are known to have the same mix of requests, their lengths among it
     """
-    fills = {name: abs(s) for name, s in owned_s.items() if (FILLS_STEPS | RESHAPES).intersection(rows_of[name])}
+    reach = FILLS_STEPS | RESHAPES | SENDS_ELSEWHERE
+    fills = {name: abs(s) for name, s in owned_s.items() if reach.intersection(rows_of[name])}
     if not fills:
         return None
     leader = max(fills, key=lambda name: (fills[name], name))
@@ -67,7 +81,8 @@ def follows(
         return None
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
     wanted = {*QUEUES, *OWN_WORK} if same_kind else set(QUEUES)
-    if reshapes := bool(RESHAPES.intersection(rows_of[leader])):
+    alone = fills[leader] >= ALONE * sum(fills.values())
+    if reshapes := bool((RESHAPES | SENDS_ELSEWHERE if alone else RESHAPES).intersection(rows_of[leader])):
         wanted.add("slow_steps")
     found = [
         row.name

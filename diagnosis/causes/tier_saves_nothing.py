@@ -7,6 +7,7 @@ import numpy as np
 from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.evidence_sql import event_where, request_sql
+from diagnosis.onset import TRACE
 from diagnosis.tiers import claimed_tokens, given_up_share, has_tier, read_per_request, tier_tokens, token_cost_s
 from diagnosis.wording import number, percent, seconds
 
@@ -95,8 +96,14 @@ def _too_small(case: Case, read: float, before: float, gone: float) -> Claim:
         ),
         *lost_seconds(case),
     ]
+    before_gone = given_up_share(case.base)
     return Claim(
-        evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), 1.0, rows=lost_rows(case)
+        evidence,
+        case.worker_subject("premature_eviction"),
+        case.when("premature_eviction"),
+        1.0,
+        rows=lost_rows(case),
+        began=before_gone is not None and before_gone <= TRACE * gone,
     )
 
 

@@ -9,6 +9,7 @@ from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cau
 from diagnosis.causes.tier_saves_nothing import FELL, LOST, lost_rows
 from diagnosis.evidence_sql import request_sql
 from diagnosis.facts import F64, Bool, Facts
+from diagnosis.onset import met_here_alone
 from diagnosis.tiers import held_share, loads, read_per_request, token_cost_s
 from diagnosis.wording import bandwidth, number, percent, seconds
 
@@ -60,9 +61,11 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
             f"loads from a tier cost a request {seconds(mean)} on average ({seconds(mean_before)} in the {case.base_word})"
         )
     cost = token_cost_s(case.model, suspect=not case.ended)
-    computing_s = tokens * cost if cost is not None else np.full(len(tokens), np.nan)
+    computing_s = _computing_s(tokens, cost)
     over = np.nan_to_num(load_s - (usual_before or 0.0)).clip(0.0)
     slower = np.isfinite(computing_s) & (load_s > computing_s)
+    load_before_s, tokens_before, _ = loads(case.base)
+    slower_before = load_before_s > _computing_s(tokens_before, token_cost_s(case.model, suspect=case.ended))
     if np.isfinite(computing_s).any() and over[slower].sum() < MOST * over.sum():
         known = np.isfinite(computing_s) & np.isfinite(load_s)
         return Excluded(
@@ -93,7 +96,13 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     rows = ("tier_load", *lost_rows(case)) if others else ("tier_load",)
     evidence += others
     strength = 1.0 if slower.any() else 0.6
-    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength, rows=rows)
+    began = met_here_alone(slower, slower_before)
+    return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength, rows=rows, began=began)
+
+
+def _computing_s(tokens: F64, cost: float | None) -> F64:
+    """[n] seconds that computing these tokens would have taken; NaN where that is not known."""
+    return tokens * (np.nan if cost is None else cost)
 
 
 def _held(case: Case) -> Evidence | None:

@@ -66,3 +66,10 @@ def test_what_is_over_takes_its_queue_along() -> None:
     """Latency fell by 10 ms when slow steps ended, and the queue by 20 ms; what rose meanwhile stays."""
     told = rows(slow_steps=-0.01, queue_load=-0.02, shared_prefill=0.001)
     assert followed({"slow_steps": -0.01}, told) == ("slow_steps", ["queue_load"])
+
+
+@pytest.mark.parametrize("row", ["hotspot_affinity", "hotspot_stale_index", "decode_queue", "decode_bandwidth"])
+def test_who_sends_requests_elsewhere_owns_what_got_shorter_there(row: str) -> None:
+    """A hotspot costs 40 ms and 15 of shared steps; at the workers that were spared 5 ms of waiting are gone: 50 ms are its doing."""
+    told = [*rows(shared_prefill=0.015, queue_load=-0.005), *rows(**{row: 0.04})]
+    assert followed({row: 0.04}, told) == (row, ["shared_prefill", "queue_load"])
