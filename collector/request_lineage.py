@@ -13,6 +13,7 @@ from typing import Any, Final
 from store.interface import Store, Window
 from store.lineage import ON_DEVICE, PAST_NS, window_sql
 from store.sql_json import json_objects
+from store.statements import one_text, rows_of
 
 FATES: Final = {
     "evicted": "evicted",
@@ -89,7 +90,7 @@ def _last_events(store: Store, row: Mapping[str, Any], blocks: Sequence[int]) ->
     latest = ", ".join(f"arg_max({name}, at_ns) AS {name}" for name in ("change", "request_id", "reason", "idle_s"))
     sql = (
         f"SELECT block_hash, {latest}, max(at_ns) AS at_ns FROM block WHERE worker = ? AND {condition} AND {ON_DEVICE} "
-        "AND block_hash IN (SELECT unnest(?::UBIGINT[])) GROUP BY block_hash"
+        f"AND block_hash IN (SELECT {rows_of('UBIGINT')}) GROUP BY block_hash"
     )
-    events = json_objects(store.query(sql, [row["worker"], *params, list(blocks)]))
+    events = json_objects(store.query(sql, [row["worker"], *params, one_text(blocks)]))
     return {int(event["block_hash"]): event for event in events}

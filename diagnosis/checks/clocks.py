@@ -36,8 +36,8 @@ REST_ON_CLOCKS = frozenset({"block.evicted", "request.prompt_blocks"})
 """What joins instants of two machines."""
 MOST = 0.5
 """Share of the requests whose durations part, from which on one of the two is not true, whatever the differences look like."""
-ONE_WAY, WIDTH = 0.9, 0.5
-"""Of a clock that was set: share of the differences that go one way, and their width (10th to 90th percentile) over the median."""
+TOGETHER, WIDTH = 0.8, 0.5
+"""Of a clock that was set: share of these requests that decoded at one moment, and the width of the differences over their median."""
 BEFORE_FIRST_TOKEN = ("frontend_s", "tokenize_s", "queue_s", "cache_lookup_s", "kv_load_s", "alloc_s", "prefill_s")
 """Phases of one worker that lie before the first token wherever they are told."""
 
@@ -164,17 +164,17 @@ def durations(facts: Facts) -> Check | None:
     share = float(off.mean())
     if is_rare(share):
         return None
-    apart, ratio = (by_instants - told)[off], (by_instants / np.maximum(told, 1e-9))[off]
+    apart = (by_instants - told)[off]
     worst = float(np.median(np.abs(apart)))
     said = (
         f"{facts.name}: in {percent(share)} of requests decoding took another time by the engine's instants than by its own "
         f"duration ({seconds(worst)} apart in the median of these)"
     )
-    if share < MOST and not _is_one_move(apart, ratio):
+    if share < MOST and not _is_one_move(apart, r.engine_first_s[known][off], r.engine_last_s[known][off]):
         return Check(
             "durations",
             "warning",
-            said + ", some longer and some shorter: the two are taken at different places, and no clock was set",
+            said + ", not all at one moment by one amount: the two are taken at different places, and no clock was set",
             "clock",
             frozenset({"request.decode_s"}),
             share,
@@ -191,14 +191,14 @@ def durations(facts: Facts) -> Check | None:
     )
 
 
-def _is_one_move(apart: F64, ratio: F64) -> bool:
-    """Whether these differences are those of a clock that was set or runs at another speed: all one way, and alike or in proportion."""
-    middle = float(np.median(apart))
-    if float(np.mean(np.sign(apart) == np.sign(middle))) < ONE_WAY:
-        return False
+def _is_one_move(apart: F64, first_s: F64, last_s: F64) -> bool:
+    """Whether these differences are those of a clock that was set: alike, and of requests that all decoded at one moment."""
     low, high = np.quantile(apart, [0.1, 0.9])
-    least, most = np.quantile(ratio, [0.1, 0.9])
-    return bool(high - low <= max(SPOILS_S, WIDTH * abs(middle)) or most <= (1.0 + WIDTH) * least)
+    if high - low > max(SPOILS_S, WIDTH * abs(float(np.median(apart)))):
+        return False
+    begun, ended = np.sort(np.minimum(first_s, last_s)), np.sort(np.maximum(first_s, last_s))
+    at_once = np.searchsorted(begun, begun, "right") - np.searchsorted(ended, begun, "left")
+    return bool(at_once.max() >= TOGETHER * len(apart))
 
 
 def phases(facts: Facts) -> Check | None:
