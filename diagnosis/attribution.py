@@ -30,9 +30,7 @@ from diagnosis.sufficiency import sufficient
 from engine_probe.errors import BadWindow, DiagnosisError
 
 MATERIAL_MARGINAL = 0.01  # of all marginal differences: a part below it cannot own a visible row
-MATERIAL_SHARE = (
-    0.10  # of the change, in the replicates in which a row is counted as material: what a named cause owns at least
-)
+MATERIAL_SHARE = 0.10  # of the change, from which on a replicate counts a row as material
 WORK_BUDGET = 3.0e8  # numbers that are looked at in about a second
 MIN_REPLICATES = 40  # fewer, and a 95 % interval would be the extremes alone
 WORK_PER_THREAD = 1.0e6  # numbers below which a second thread costs more than it brings
