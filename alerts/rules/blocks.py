@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from alerts.rules.rule import Alerting, Rule, increase, rate, select
+from alerts.rules.rule import Alerting, Rule, increase, lately, rate, select
 from store.metric_catalogue import (
     BLOCK_EVICTIONS,
     KV_USAGE,
+    NEWEST_STEP,
     PREEMPTIONS,
     PREMATURE_EVICTIONS,
     REQUESTS,
@@ -34,7 +35,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Alerting(
         "KvscopeKvBlocked",
-        f"min_over_time({select(WAITING_ON, on='blocks')}[5m]) > 0",
+        f"min_over_time({select(WAITING_ON, on='blocks')}[5m]) > 0{lately(NEWEST_STEP, 'worker')}",
         "{{ $labels.worker }}: requests wait for KV blocks",
         "For 5 minutes there was always somebody in the queue of {{ $labels.worker }} that no blocks were free for.",
         wait="5m",

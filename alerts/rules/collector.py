@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from alerts.rules.rule import Alerting, Rule, grew, increase, rate, select
+from alerts.rules.rule import Alerting, Rule, grew, increase, lately, rate, select
 from store.metric_catalogue import (
     ALERT_FAILED_LOOKS,
     ALERT_OUTBOX,
@@ -14,6 +14,7 @@ from store.metric_catalogue import (
     INGEST_QUEUE_LIMIT,
     INGEST_REJECTED,
     SOURCE_LAG,
+    SOURCE_RECEIVED,
     STORE_BUDGET,
     STORE_BYTES,
     STORE_FREE,
@@ -37,7 +38,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Alerting(
         "KvscopeCollectorLag",
-        f"{select(SOURCE_LAG)} > 60",
+        f"{select(SOURCE_LAG)} > 60{lately(SOURCE_RECEIVED, 'source')}",
         "rows of {{ $labels.source }} come late",
         "The newest row of {{ $labels.source }} was {{ $value | humanizeDuration }} old when it came.",
         wait="5m",

@@ -72,6 +72,13 @@ def grew(family: Family, over: str, *by: str, **labels: str) -> str:
     return f"({increase(family, over, *by, **labels)} > 0 or {_sum(family, by)} ({series} unless {series} offset {over}) > 0)"
 
 
+def lately(instant: Family, label: str, within_s: int = 3_600) -> str:
+    """` and ...`: of whom something came lately. A gauge stays as it was when whoever told it was taken down."""
+    if label not in instant.labels:
+        raise ValueError(f"{instant.name} has no label {label}")
+    return f" and on ({label}) time() - {instant.name} < {within_s}"
+
+
 def _sum(family: Family, by: tuple[str, ...]) -> str:
     if unknown := set(by) - set(family.labels) - {"le"}:
         raise ValueError(f"{family.name} has no label {', '.join(sorted(unknown))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from alerts.rules.scenario import Firing, Scenario, series
@@ -18,6 +19,7 @@ from store.metric_catalogue import (
     INGEST_QUEUE_LIMIT,
     INGEST_REJECTED,
     KV_USAGE,
+    NEWEST_STEP,
     OLDEST_WAIT,
     PREEMPTIONS,
     PREMATURE_EVICTIONS,
@@ -44,6 +46,8 @@ _OF = {"vantage": "engine", "worker": "w1", "model": "m"}
 _SLO = {**_OF, "slo": "interactive"}
 _SLOW = {"model": "m", "slo": "interactive"}
 _S = {"source": "probe"}
+_STEPS = series(NEWEST_STEP, "0+60x100", **_W)
+_COMES = series(SOURCE_RECEIVED, "0+60x100", **_S)
 
 
 def _budgets(goal: float) -> tuple[Scenario, ...]:
@@ -103,6 +107,41 @@ def _budgets(goal: float) -> tuple[Scenario, ...]:
             (series(SLO_REQUESTS, "0+100x100", outcome="met", **_SLO),),
             {"100m": ()},
         ),
+        *(_steady(times, allowed, windows) for times, windows in _STEADY),
+    )
+
+
+_STEADY: Final = (
+    (2, {"3d": "warning"}),
+    (4, {"1d": "warning", "3d": "warning"}),
+    (10, {"6h": "critical", "1d": "warning", "3d": "warning"}),
+)
+"""Times of what the goal allows -> windows that fire: between 1 and 3, 3 and 6, 6 and 14.4."""
+
+
+def _steady(times: int, allowed: float, windows: Mapping[str, str]) -> Scenario:
+    """Of the four rules fire those for which that is too fast, after their wait, until their short window is clean."""
+    missed = round(100 * times * allowed, 9)
+    return Scenario(
+        "KvscopeErrorBudgetBurn",
+        f"{times} times as many as the goal allows miss the SLO for four hours and a half",
+        (
+            series(
+                SLO_REQUESTS,
+                f"0+{100 - missed:.8g}x270 {(100 - missed) * 270 + 100:.8g}+100x370",
+                outcome="met",
+                **_SLO,
+            ),
+            series(SLO_REQUESTS, f"0+{missed:.8g}x270 {missed * 270:.8g}x370", outcome="missed", **_SLO),
+        ),
+        {
+            "10m": (),
+            "250m": tuple(
+                Firing({**_SLOW, "window": window, "severity": severity}, _percent(times * allowed))
+                for window, severity in windows.items()
+            ),
+            "635m": (),
+        },
     )
 
 
@@ -135,10 +174,18 @@ REQUESTS_SEEN: Final = (
     Scenario(
         "KvscopeQueueStuck",
         "the oldest has waited for 45 s for three minutes",
-        (series(OLDEST_WAIT, "2x10 45x3 1x30", **_W),),
+        (series(OLDEST_WAIT, "2x10 45x3 1x30", **_W), _STEPS),
         {"10m": (), "13m": (Firing(_W, "45s"),), "30m": ()},
     ),
-    Scenario("KvscopeQueueStuck", "20 s are long, and no page", (series(OLDEST_WAIT, "20x30", **_W),), {"30m": ()}),
+    Scenario(
+        "KvscopeQueueStuck", "20 s are long, and no page", (series(OLDEST_WAIT, "20x30", **_W), _STEPS), {"30m": ()}
+    ),
+    Scenario(
+        "KvscopeQueueStuck",
+        "a worker that was taken down with a queue at minute 10: an hour later it is nobody's any more",
+        (series(OLDEST_WAIT, "45x90", **_W), series(NEWEST_STEP, "0+60x10 600x80", **_W)),
+        {"0m": (), "60m": (Firing(_W, "45s"),), "76m": ()},
+    ),
 )
 
 BLOCKS: Final = (
@@ -164,7 +211,7 @@ BLOCKS: Final = (
     Scenario(
         "KvscopeKvBlocked",
         "four wait for blocks for a quarter of an hour",
-        (series(WAITING_ON, "0x10 4x15 0x30", on="blocks", **_W),),
+        (series(WAITING_ON, "0x10 4x15 0x30", on="blocks", **_W), _STEPS),
         {"10m": (), "22m": (Firing({**_W, "on": "blocks"}),), "45m": ()},
     ),
     Scenario(
@@ -173,8 +220,15 @@ BLOCKS: Final = (
         (
             series(WAITING_ON, "0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3 0 3", on="blocks", **_W),
             series(WAITING_ON, "9x25", on="seats", **_W),
+            _STEPS,
         ),
         {"23m": ()},
+    ),
+    Scenario(
+        "KvscopeKvBlocked",
+        "a worker that was taken down while somebody waited at minute 10",
+        (series(WAITING_ON, "4x90", on="blocks", **_W), series(NEWEST_STEP, "0+60x10 600x80", **_W)),
+        {"0m": (), "60m": (Firing({**_W, "on": "blocks"}),), "76m": ()},
     ),
     Scenario(
         "KvscopePreemptionStorm",
@@ -285,6 +339,12 @@ TELEMETRY: Final = (
         {"19m": ()},
     ),
     Scenario(
+        "KvscopeBatchesMissing",
+        "one was refused at minute 10 and stays missing, as does another at minute 80: each is told for an hour",
+        (series(SOURCE_MISSING, "0x10 1x69 2x90", **_S),),
+        {"9m": (), "26m": (Firing(_S, "1"),), "78m": (), "96m": (Firing(_S, "2"),), "150m": ()},
+    ),
+    Scenario(
         "KvscopeSourceSilent",
         "the last batch came at minute 10",
         (series(SOURCE_RECEIVED, "0+60x10 600x90", **_S),),
@@ -299,10 +359,18 @@ TELEMETRY: Final = (
     Scenario(
         "KvscopeClockError",
         "known to within two seconds",
-        (series(SOURCE_ERROR, "0.01x10 2x30 0.01x30", **_S),),
+        (series(SOURCE_ERROR, "0.01x10 2x30 0.01x30", **_S), _COMES),
         {"10m": (), "28m": (Firing(_S, "2s"),), "55m": ()},
     ),
-    Scenario("KvscopeClockError", "known to within 50 ms", (series(SOURCE_ERROR, "0.05x60", **_S),), {"30m": ()}),
+    Scenario(
+        "KvscopeClockError", "known to within 50 ms", (series(SOURCE_ERROR, "0.05x60", **_S), _COMES), {"30m": ()}
+    ),
+    Scenario(
+        "KvscopeClockError",
+        "a machine with a bad clock, taken down at minute 10",
+        (series(SOURCE_ERROR, "2x90", **_S), series(SOURCE_RECEIVED, "0+60x10 600x80", **_S)),
+        {"0m": (), "30m": (Firing(_S, "2s"),), "76m": ()},
+    ),
     Scenario(
         "KvscopeDataContradiction",
         "hit counter and requests disagree for ten minutes",
@@ -328,10 +396,18 @@ COLLECTOR: Final = (
     Scenario(
         "KvscopeCollectorLag",
         "rows two minutes old for ten minutes",
-        (series(SOURCE_LAG, "0.2x10 120x10 0.2x30", **_S),),
+        (series(SOURCE_LAG, "0.2x10 120x10 0.2x30", **_S), _COMES),
         {"10m": (), "17m": (Firing(_S, "2m 0s"),), "40m": ()},
     ),
-    Scenario("KvscopeCollectorLag", "a spool drains", (series(SOURCE_LAG, "0.2x5 300x2 0.2x30", **_S),), {"8m": ()}),
+    Scenario(
+        "KvscopeCollectorLag", "a spool drains", (series(SOURCE_LAG, "0.2x5 300x2 0.2x30", **_S), _COMES), {"8m": ()}
+    ),
+    Scenario(
+        "KvscopeCollectorLag",
+        "a sender that drained its spool at minute 10 and was taken down",
+        (series(SOURCE_LAG, "300x90", **_S), series(SOURCE_RECEIVED, "0+60x10 600x80", **_S)),
+        {"0m": (), "30m": (Firing(_S, "5m 0s"),), "76m": ()},
+    ),
     Scenario(
         "KvscopeIngestFull",
         "60 of 64 batches",
@@ -403,7 +479,7 @@ COLLECTOR: Final = (
     ),
     Scenario(
         "KvscopeAlertsUndelivered",
-        "a message that waits for a retry",
+        "messages that wait for a retry, one after the other",
         (series(ALERT_OUTBOX, "0x10 1x5 0x20", receiver="chat", state="waiting"),),
         {"14m": ()},
     ),

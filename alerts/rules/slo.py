@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from alerts.condition import SEVERAL
-from alerts.rules.rule import Alerting, Recording, Rule, increase, rate, select
-from store.metric_catalogue import OLDEST_WAIT, REQUEST_ERRORS, REQUESTS, SLO_REQUESTS
+from alerts.rules.rule import Alerting, Recording, Rule, increase, lately, rate, select
+from store.metric_catalogue import NEWEST_STEP, OLDEST_WAIT, REQUEST_ERRORS, REQUESTS, SLO_REQUESTS
 
 MIN_REQUESTS: Final = 50
 """Requests of the long window below which a burn rate is a matter of chance."""
@@ -94,7 +94,7 @@ _OTHERS: Final[tuple[Rule, ...]] = (
     ),
     Alerting(
         "KvscopeQueueStuck",
-        f"{select(OLDEST_WAIT)} > 30",
+        f"{select(OLDEST_WAIT)} > 30{lately(NEWEST_STEP, 'worker')}",
         "{{ $labels.worker }}: a request has waited for more than 30 s",
         "The oldest request in the queue of {{ $labels.worker }} has waited for {{ $value | humanizeDuration }}.",
         wait="1m",

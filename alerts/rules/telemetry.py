@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from alerts.rules.rule import Alerting, Rule, grew, select
+from alerts.rules.rule import Alerting, Rule, grew, lately, select
 from store.metric_catalogue import CONTRADICTIONS, GAP_MARKS, SOURCE_ERROR, SOURCE_MISSING, SOURCE_RECEIVED
 
 _LABELS = {"role": "telemetry"}
@@ -25,9 +25,11 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Alerting(
         "KvscopeBatchesMissing",
-        f"min_over_time({select(SOURCE_MISSING)}[10m]) > 0",
+        # Against an hour ago: a batch that was refused stays missing for as long as its sender lives.
+        f"min_over_time({select(SOURCE_MISSING)}[10m]) > ({select(SOURCE_MISSING)} offset 1h or 0 * {select(SOURCE_MISSING)})",
         "batches of {{ $labels.source }} have not come",
-        "For 10 minutes {{ $value }} or more numbers of {{ $labels.source }}'s batches were skipped and did not come later.",
+        "For 10 minutes {{ $value }} or more numbers of {{ $labels.source }}'s batches were skipped and did not come later. "
+        "(An hour after the newest of them this ends by itself.)",
         wait="5m",
         labels=_LABELS,
         todo=("does the sender still run? A batch that was refused stays missing: KvscopeBatchesRejected says why",),
@@ -45,7 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Alerting(
         "KvscopeClockError",
-        f"{select(SOURCE_ERROR)} > 1",
+        f"{select(SOURCE_ERROR)} > 1{lately(SOURCE_RECEIVED, 'source')}",
         "the clock of {{ $labels.source }} is known badly",
         "It is only known to within {{ $value | humanizeDuration }}: instants of {{ $labels.source }} and of others are not compared.",
         wait="15m",
