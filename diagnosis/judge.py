@@ -28,7 +28,7 @@ from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
 from diagnosis.ranking import ask_causes, rank
 from diagnosis.rows import NEUTRAL, ROWS
-from diagnosis.shared_load import share_of_mix, with_traffic_apart
+from diagnosis.shared_load import growth_by_mix, share_of_mix, with_traffic_apart
 from diagnosis.side import opening, side_of
 from diagnosis.side_effects import side_effects
 from diagnosis.sight import equal_sight
@@ -81,7 +81,8 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
             seed=seed,
             replicates=0,
         )
-    both = share_of_mix((base, suspect), (counted[0].rows, counted[1].rows), mix, model)
+    of_mix = ((base, suspect), (counted[0].rows, counted[1].rows), mix, model)
+    both, growth = share_of_mix(*of_mix), growth_by_mix(*of_mix)
     attribution, at_p99 = with_traffic_apart(attribution, both), with_traffic_apart(at_p99, both)
     case = Case(
         base,
@@ -95,7 +96,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         metric,
         judged.quantile,
         mix,
-        traffic(mix, attribution, ledger_b, ledger_s, judged),
+        traffic(mix, attribution, ledger_b, ledger_s, judged, growth),
         checks=checks,
     )
     waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))

@@ -93,19 +93,13 @@ def rank(
             found = _of_tail(cause, claim, mine, p99, case, judged)
         else:
             found = _of_engine(cause, claim, mine, known, case, judged, stands=judged.changed or tentative)
-        if found.share >= MATERIAL and found.stands:
+        if found.stands and (found.share >= MATERIAL or (found.share > 0.0 and _fills_steps(mine, case))):
             kept.append(found)
-            continue
-        because = (
-            f"it owns {signed(found.seconds)} of the change ({percent(found.share)}), less than {percent(MATERIAL)}"
-        )
-        if found.share >= MATERIAL:
-            because = f"it would own {signed(found.seconds)}, but that change is not beyond noise"
-        others = sorted({owner[name] for name in cause.rows if name in owner} - {cause.name})
-        if others:
-            because = f"its seconds follow from {listing(others)}; " + because
-        excluded.append({"cause": cause.name, "because": because})
+        else:
+            excluded.append(_excluded(found, owner))
     kept = kept if by_tail else _with_what_follows(kept, owner, case, judged)
+    excluded += [_excluded(found, owner) for found in kept if found.share < MATERIAL]
+    kept = [found for found in kept if found.share >= MATERIAL]
     kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
     support = _support(case.attribution, [f.cause for f in kept if f.support is None], owner, judged)
     named = []
@@ -118,6 +112,22 @@ def rank(
             cap = CAP_WHEN_TENTATIVE
         named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta, began=is_new))
     return named, excluded
+
+
+def _fills_steps(mine: Sequence[str], case: Case) -> bool:
+    """Whether these rows are the traffic's, and its requests ask for so much more that what waits for them may be most of it."""
+    return case.traffic is not None and case.traffic.row in mine and case.traffic.fills_steps
+
+
+def _excluded(found: _Owned, owner: Mapping[str, str]) -> dict[str, str]:
+    """Why a claim is no cause, with its number."""
+    because = f"it owns {signed(found.seconds)} of the change ({percent(found.share)}), less than {percent(MATERIAL)}"
+    if found.share >= MATERIAL:
+        because = f"it would own {signed(found.seconds)}, but that change is not beyond noise"
+    others = sorted({owner[name] for name in found.cause.rows if name in owner} - {found.cause.name})
+    if others:
+        because = f"its seconds follow from {listing(others)}; " + because
+    return {"cause": found.cause.name, "because": because}
 
 
 @dataclass(frozen=True, slots=True)

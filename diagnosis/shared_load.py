@@ -38,6 +38,14 @@ def share_of_mix(windows: tuple[Facts, Facts], rows: tuple[I64, I64], mix: Mix, 
     before, now = rates_a_worker(*windows)
     if max(now / before, before / now) - 1.0 < GROWTH.value or abs(growth_z(*windows)) < STANDS_OUT.value:
         return 0.0
+    by_mix, by_load = growth_by_mix(windows, rows, mix, model), math.log(now / before)
+    return by_mix / (by_mix + by_load) if by_mix * by_load > 0 else 0.0
+
+
+def growth_by_mix(windows: tuple[Facts, Facts], rows: tuple[I64, I64], mix: Mix, model: WorkModel) -> float:
+    """Growth of the work that a request asks for which another mix of them has, on the log scale; 0 where that is not known."""
+    if not mix.shifted:
+        return 0.0
     means = [
         _means(_work_s(facts, model)[kept], weight)
         for facts, kept, weight in zip(windows, rows, (mix.w_base, mix.w_suspect), strict=True)
@@ -45,8 +53,7 @@ def share_of_mix(windows: tuple[Facts, Facts], rows: tuple[I64, I64], mix: Mix, 
     if any(told is None for told in means):
         return 0.0
     (raw_b, mixed_b), (raw_s, mixed_s) = (told for told in means if told is not None)
-    by_mix, by_load = math.log(raw_s / mixed_s) + math.log(mixed_b / raw_b), math.log(now / before)
-    return by_mix / (by_mix + by_load) if by_mix * by_load > 0 else 0.0
+    return math.log(raw_s / mixed_s) + math.log(mixed_b / raw_b)
 
 
 def with_traffic_apart(found: Attribution, share: float) -> Attribution:

@@ -20,6 +20,8 @@ from diagnosis.ledger import Ledger
 from diagnosis.quantiles import expected_shortfall, nearest_rank
 
 ROWS = ("length_shift", "mix_shift")
+MORE_WORK = 0.10
+"""A tenth more work a request keeps others waiting; less is lost in what one draw of the traffic differs from another."""
 MOSTLY = 0.5
 """Share of the change of lengths that categories explain, from which on it is their mix that moved."""
 
@@ -31,6 +33,7 @@ class Traffic:
     row       length_shift where prompts or answers moved by themselves, else mix_shift
     changed   the raw change stands out from noise; `by_mean`: its mean does, its quantile does not
     p_value   of the mixes being alike
+    growth    of the work that a request asks for, which the mix has, on the log scale; 0 where not known
     """
 
     row: str
@@ -41,6 +44,13 @@ class Traffic:
     changed: bool
     by_mean: bool
     p_value: float
+    growth: float = 0.0
+
+    @property
+    def fills_steps(self) -> bool:
+        """Whether requests ask for so much more (or less) that others wait for it, the way the raw change went."""
+        moved = self.raw_mean_s if self.by_mean else self.raw_quantile_s
+        return abs(self.growth) >= MORE_WORK and self.growth * moved > 0
 
 
 def row_name(mix: Mix) -> str:
@@ -58,8 +68,10 @@ def beyond(attribution: Attribution, base: Ledger, suspect: Ledger, q: str) -> t
     )
 
 
-def traffic(mix: Mix, attribution: Attribution, base: Ledger, suspect: Ledger, judged: Judged) -> Traffic | None:
-    """None where nothing was reweighted."""
+def traffic(
+    mix: Mix, attribution: Attribution, base: Ledger, suspect: Ledger, judged: Judged, growth: float = 0.0
+) -> Traffic | None:
+    """None where nothing was reweighted. growth: as in `Traffic`."""
     if not mix.shifted or judged.raw is None:
         return None
     mean_s, quantile_s, _ = beyond(attribution, base, suspect, judged.quantile)
@@ -72,4 +84,5 @@ def traffic(mix: Mix, attribution: Attribution, base: Ledger, suspect: Ledger, j
         changed=judged.raw.changed or judged.raw.changed_mean,
         by_mean=not judged.raw.changed,
         p_value=mix.p_value,
+        growth=growth,
     )
