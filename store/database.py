@@ -153,10 +153,13 @@ class Database:
                 self._connection, self.degraded = self._connect(read_only=True), True
 
     @contextmanager
-    def room(self, *, of_all: bool) -> Iterator[None]:
-        """Meanwhile a commit has the memory of those who read in the background, or of all who read: they are interrupted."""
-        why = f"A read of {self.url} was ended, because a commit needed its memory. Ask for a smaller window, or again later."
-        with self.readers.sent_out(why, only_background=not of_all, within_s=_READS_END_S):
+    def room(self, need: str, *, of_all: bool, grace_s: float = 0.0) -> Iterator[None]:
+        """Meanwhile the writer has what those hold who read in the background, or all who read: after `grace_s` they are interrupted.
+
+        need   why, as they are told: "a commit needed its memory"
+        """
+        why = f"A read of {self.url} was ended, because {need}. Ask for a smaller window, or again later."
+        with self.readers.sent_out(why, only_background=not of_all, grace_s=grace_s, within_s=_READS_END_S):
             yield
 
     def close(self) -> None:

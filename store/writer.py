@@ -10,8 +10,8 @@ on DuckDB writes them compressed at once and not through its log, and no checkpo
 
 Checkpoints are made here, between groups and after the answers, not inside a commit. DuckDB logs all lists of the 2,048
 rows that a small commit is among (1.5), so its log is several times the rows and says little about what a checkpoint will
-take; the bytes of the rows say it. While somebody reads, a checkpoint waits: it needs the table for itself, and the
-writer would wait for the reader.
+take; the bytes of the rows say it. It needs the table for itself, and the writer would wait for a reader as long as that reads:
+while somebody reads, a checkpoint waits until there is twice as much, and then for _GRACE_S before the readers are sent out.
 
 A commit that finds no memory is undone, and tried again after those who read in the background were sent out, then after all
 who read were (`readers.py`); one that finds none even then is answered OutOfMemory.
@@ -44,6 +44,8 @@ MAX_GROUP_ROWS: Final = 2 * 122_880
 CHECKPOINT_ROW_BYTES: Final = 128 << 20
 CHECKPOINT_LOG_BYTES: Final = 512 << 20
 _SMALL_CHUNK_ROWS: Final = 2048
+_GRACE_S: Final = 1.0
+"""So long at most commits wait for reads, where a checkpoint is overdue."""
 
 T = TypeVar("T")
 
@@ -144,7 +146,8 @@ class Writer:
             self._database.require_space(0)
             # These row groups are large already: making fewer of them would only rewrite what lies on disk.
             self._cursor.execute("SET max_vacuum_tasks = 0")
-            self._cursor.execute("CHECKPOINT")
+            with self._database.room("the log had to be moved into the file", of_all=True, grace_s=_GRACE_S):
+                self._cursor.execute("CHECKPOINT")
         except (duckdb.Error, OSError, KvscopeError) as error:
             log.warning("checkpoint failed", extra={"url": self._database.url, "reason": str(error)})
             self._recover(error)
@@ -208,7 +211,7 @@ class Writer:
             if error is None or not is_short_of_memory(error):
                 break
             log.info("reads give their memory to a commit", extra={"of_all": of_all, "reason": str(error)})
-            with self._database.room(of_all=of_all):
+            with self._database.room("a commit needed its memory", of_all=of_all):
                 error = self._attempt(work)
         return error
 

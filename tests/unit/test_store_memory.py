@@ -11,6 +11,7 @@ import duckdb
 import pytest
 
 from engine_probe.errors import KvscopeError, OutOfMemory, QueryKilled, StoreBusy
+from store import writer as writing
 from store.border import translate
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch, BatchId
@@ -19,6 +20,10 @@ from tests.store_rows import batch, numbers, step, steps
 
 HELD = "SELECT list(i) FROM range(800000) t(i) GROUP BY i % 200000"
 """Keeps memory that cannot be spilled until its rows are fetched."""
+
+
+ENDLESS = "SELECT sum(hash(i)) FROM range(1000000000000) t(i)"
+"""Ends by an interrupt alone."""
 
 
 @pytest.fixture
@@ -50,13 +55,16 @@ class Reading:
         assert self._begun.wait(30)
 
     def _read(self) -> None:
+        holder = self._store._database.cursor()
         try:
             with self._store.reading() as cursor:
                 if self._fills:
-                    use_up(cursor, self._store)
+                    use_up(holder, self._store)
                 self._begun.set()
-                while not self.let_go.wait(0.02):
-                    cursor.fetchmany(2048) if self._fills else cursor.execute("SELECT 1").fetchone()
+                while not self.let_go.wait(0.005):
+                    if any(read.cursor is cursor and read.why_out for read in self._store._database.readers.inside):
+                        holder.close()
+                        cursor.execute(ENDLESS)
         except KvscopeError as error:
             self.error = error
 
@@ -160,6 +168,23 @@ def test_a_read_that_finds_no_memory_even_alone_says_so(store: DuckDBStore) -> N
     assert store.query("SELECT 1").num_rows == 1
 
 
+def test_an_overdue_checkpoint_does_not_wait_for_a_long_read(
+    store: DuckDBStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits would wait as long as somebody reads; the reader is told, and the log is moved."""
+    monkeypatch.setattr(writing, "_GRACE_S", 0.05)
+    reader = Reading(store, fills=False)
+    store.append(batch({"step": [step(1)]}, seq=0))
+    assert reader.error is None
+    monkeypatch.setattr(writing, "CHECKPOINT_ROW_BYTES", 1)
+    store.append(batch({"step": [step(2)]}, seq=1))
+    store.call(lambda _: None)  # the checkpoint is over
+    error = reader.ended()
+    assert isinstance(error, OutOfMemory)
+    assert "the log had to be moved" in error.message
+    assert numbers(store) == [1, 2]
+
+
 def waits(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
     """`work` on a thread, and what it raised."""
     raised: list[BaseException] = []
@@ -205,11 +230,11 @@ def test_who_reads_alone_waits_for_the_others_and_they_for_it(store: DuckDBStore
 def test_a_shut_door_is_told_in_words_after_the_wait(store: DuckDBStore) -> None:
     """Background reads are shut out while a commit has their memory; others are not."""
     store._database.readers.wait_s = 0.05
-    with store._database.room(of_all=False):
+    with store._database.room("of a test", of_all=False):
         assert store.query("SELECT 1").num_rows == 1
         with pytest.raises(StoreBusy, match="readers"):
             store.in_background().query("SELECT 1")
-        with store._database.room(of_all=True), pytest.raises(StoreBusy):
+        with store._database.room("of a test", of_all=True), pytest.raises(StoreBusy):
             store.query("SELECT 1")
     assert store.in_background().query("SELECT 1").num_rows == 1
 
