@@ -23,7 +23,7 @@ def open_store(url: str, *, read_only: bool = False, must_exist: bool = False, *
     """Open the store at `url`; a writing open makes the file and brings its schema to this release.
 
     `must_exist`: do not make a file where there is none. Options go to `DuckDBStore`: num_readers, memory_limit_bytes,
-    max_queued_batches, max_queued_bytes, gather_s, clock.
+    max_queued_batches, max_queued_bytes, gather_s, clock, max_threads (of DuckDB; None: the cores of this process).
     Raises StoreMisuse (no such place, no database of ours), StoreDamaged, StoreBusy (another process holds it),
     SchemaTooNew, DiskFull.
     """

@@ -159,6 +159,12 @@ def matrix(
             "--from", help="Play nothing: figures and page from this .csv, or what the folder of a matrix has finished."
         ),
     ] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .csv of runs: those that this very code made are taken from it, and the others are played."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Inject every fault, diagnose, and count how often the verdict is right, wrong or cannot tell.
@@ -167,9 +173,10 @@ def matrix(
     in which nothing is wrong, and the same with less to see. Exit 1 where a promised figure is missed; of single faults where one was
     called by another's name.
     """
+    from diagnosis.lab.code import without
     from diagnosis.lab.confusion import confusion
     from diagnosis.lab.matrix import finished
-    from diagnosis.lab.results import read
+    from diagnosis.lab.results import Result, read
     from diagnosis.lab.results import results as of_documents
 
     whole = not fault and severity == "all" and observe == "full" and not independent
@@ -177,11 +184,15 @@ def matrix(
         page = PAGE if PAGE.parent.is_dir() else Path(PAGE.name)
     if page is not None and not page.absolute().parent.is_dir():
         raise UsageError(f"--page: there is no folder {page.parent}; create it first", path=str(page))
+    if data is not None and known is not None:
+        raise UsageError("--from plays nothing, and --known says what need not be played; give one of them")
     if data is not None:
         results = of_documents(finished(data).values()) if data.is_dir() else read(data)
     else:
         wanted = _wanted(fault, seed_list(seeds), severity, requests, independent, observe, whole=whole)
-        results = of_documents(_played(wanted, folder, processes, keep_rows=keep_rows))
+        taken = [] if known is None else _taken(known, wanted)
+        played = of_documents(_played(without(wanted, taken), folder, processes, keep_rows=keep_rows))
+        results = sorted([*taken, *played], key=Result.order)
     document = confusion(results)
     if page is not None:
         _publish(page, document, results, data)
@@ -297,10 +308,23 @@ def _wanted(
     return chosen(fault, levels, seeds, Order("none", "typical", 1, requests, independent, observe))
 
 
+def _taken(known: Path, wanted: list[Order]) -> list[Result]:
+    """Wanted runs that another matrix finished, where the code is still the same."""
+    from diagnosis.lab.code import code_version, still_true
+    from diagnosis.lab.results import read
+
+    taken, others = still_true(read(known), wanted)
+    say(f"{len(taken)} of {len(wanted)} runs are taken from {known}")
+    if others:
+        say(f"{others} that are there were made by other code than this ({code_version()}) and are played again")
+    return taken
+
+
 def _played(
     wanted: list[Order], folder: Path, processes: int | None, *, keep_rows: bool = False
 ) -> list[dict[str, Any]]:
     """Results of these runs, by manifest or by playing them, under a bar."""
+    from diagnosis.lab.code import code_version
     from diagnosis.lab.matrix import finished, run_matrix
 
     if folder.exists() and not folder.is_dir():
@@ -309,6 +333,11 @@ def _played(
     still_open = sum(order.key() not in done for order in wanted)
     if still_open < len(wanted):
         say(f"{len(wanted) - still_open} of {len(wanted)} runs are finished already")
+    others = sum(done[order.key()].get("code") != code_version() for order in wanted if order.key() in done)
+    if others:
+        say(
+            f"{others} of them were made by other code than this ({code_version()}) and are taken as they are; a new folder plays them again"
+        )
     try:
         return _with_progress(wanted, folder, still_open, processes, keep_rows, run_matrix)
     except KeyboardInterrupt:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnosis.calibration import listening
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
+from diagnosis.facts import Facts
 from diagnosis.lab.gauges import gauges
 from diagnosis.lab.grade import grade
+from diagnosis.lab.lately import Lately
+from diagnosis.lab.play import KEPT
 from diagnosis.lab.run import BASELINE, SUSPECT, LabRun, Order, run_lab, write_lab
+from diagnosis.load import load
+from diagnosis.verdict import Verdict
+from diagnosis.windows import judged_vantage, vantages
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from engine_probe.errors import KvscopeError
 from engine_probe.validate import validate
@@ -23,6 +31,7 @@ from store.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Rows = Mapping[str, "pa.Table"]
 NOW_NS = EPOCH_NS + 30 * 86_400 * 10**9
 """Of a diagnosis of virtual runs: later than all of them, and the same at every run."""
 SHOWN = ("cause", "subject", "share_p99", "p99_s", "mean_s", "confidence", "certainty")
@@ -50,10 +59,10 @@ def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
         "gauges": {BASELINE: gauges(run.baseline), SUSPECT: gauges(run.suspect)},
     }
     try:
-        with listening() as heard:
-            verdict = judged(run)
+        told, heard = judged(run)
     except KvscopeError as error:
         return {**found, "outcome": "failed", "why": f"{error.title}: {error.message}", "causes": [], "judgements": []}
+    verdict = told.to_dict()
     graded = grade(run.fault, run.truth, verdict)
     return {
         **found,
@@ -71,22 +80,59 @@ def run_cell(order: Order, keep: Path | None = None) -> dict[str, Any]:
     }
 
 
-def judged(run: LabRun) -> dict[str, Any]:
-    """The verdict on a run's two windows, as a document."""
-    with open_store(":memory:") as store:  # the same tables and SQL as a file, and nothing to sync
-        _keep(store, run.baseline)
-        _keep(store, run.suspect)
-        verdict = diagnose(
-            store,
-            Window(run_id=BASELINE),
-            Window(run_id=SUSPECT),
-            metric=run.fault.metric,
-            now_ns=NOW_NS,
-        )
-        return verdict.to_dict()
+def judged(run: LabRun) -> tuple[Verdict, Mapping[str, float]]:
+    """The verdict on a run's two windows, and the largest statistic that each threshold was asked about.
+
+    A window's facts follow from its own rows alone, so those of a baseline that runs share are read once.
+    """
+    base, suspect = Window(run_id=BASELINE), Window(run_id=SUSPECT)
+    known = _baselines.of(run.baseline, lambda: _Baseline(run.baseline))
+
+    def read(store: Store, window: Window, name: str, vantage: str) -> Facts:
+        return known.facts(vantage)[0] if window == base else load(store, window, name, vantage)
+
+    with _stored(run.suspect) as store, listening() as heard:
+        vantage = judged_vantage(known.vantages & vantages(store, suspect))
+        if vantage is None:  # there is no verdict, and it says why
+            _keep(store, run.baseline)
+        verdict = diagnose(store, base, suspect, metric=run.fault.metric, vantage=vantage, now_ns=NOW_NS, load=read)
+    told = known.facts(vantage)[1] if vantage else {}
+    return verdict, {name: max(each[name] for each in (told, heard) if name in each) for name in {*told, *heard}}
 
 
-def _keep(store: Store, tables: Mapping[str, pa.Table]) -> None:
+class _Baseline:
+    """What several runs are compared with: the vantages that saw it, and its facts."""
+
+    def __init__(self, tables: Rows) -> None:
+        self._tables = tables
+        self._facts: dict[str, tuple[Facts, Mapping[str, float]]] = {}
+        self.vantages = frozenset(tables["request"]["vantage"].unique().to_pylist())
+
+    def facts(self, vantage: str) -> tuple[Facts, Mapping[str, float]]:
+        """As seen from there, and what thresholds were asked about while they were read."""
+        if vantage not in self._facts:
+            with _stored(self._tables) as store, listening() as asked:
+                self._facts[vantage] = load(store, Window(run_id=BASELINE), BASELINE, vantage), asked
+        return self._facts[vantage]
+
+
+_baselines: Lately[Rows, _Baseline] = Lately(KEPT, is_)
+
+
+def forget() -> None:
+    """Every baseline is read again."""
+    _baselines.clear()
+
+
+@contextmanager
+def _stored(tables: Rows) -> Iterator[Store]:
+    """One window's rows in a store of its own: the same tables and SQL as a file, and nothing to sync."""
+    with open_store(":memory:", max_threads=1) as store:
+        _keep(store, tables)
+        yield store
+
+
+def _keep(store: Store, tables: Rows) -> None:
     """As an import would: judged by the contract, then stored."""
     for kind, table in tables.items():
         validate(kind, table, NOW_NS)

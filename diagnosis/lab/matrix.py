@@ -15,7 +15,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Any
 
+from diagnosis import parallel
 from diagnosis.lab.cell import run_cell
+from diagnosis.lab.code import code_version
 from diagnosis.lab.run import Order
 from engine_probe.errors import UsageError
 
@@ -51,16 +53,19 @@ def run_matrix(
 ) -> list[dict[str, Any]]:
     """Results of all that is wanted, in its order; what the manifest holds is not run again (and not told).
 
-    processes   None: one a core. A cell that fails by a defect of ours stops the matrix; what is finished stays.
+    processes   None: one a core. A cell that fails by a defect of ours stops the matrix; what is finished stays, but for the other
+                runs of that fault and seed, which are played together.
     """
     if processes is not None and processes < 1:
         raise UsageError(f"processes is {processes}; expected 1 or more")
     folder.mkdir(parents=True, exist_ok=True)
+    code = code_version()  # as it is now: what is changed meanwhile is not what is played
     done = finished(folder)
     todo = [order for order in wanted if order.key() not in done]
     with (folder / MANIFEST).open("ab") as manifest:
         _begin_line(manifest)
         for result in _results(todo, folder if keep_rows else None, min(processes or _cores(), max(len(todo), 1))):
+            result = {**result, "code": code}
             manifest.write(json.dumps(result).encode() + b"\n")
             manifest.flush()
             os.fsync(manifest.fileno())
@@ -71,15 +76,19 @@ def run_matrix(
 
 def _results(todo: Sequence[Order], keep: Path | None, processes: int) -> Iterable[dict[str, Any]]:
     """As they are finished."""
-    folders = [None if keep is None else _emptied(keep / "runs" / order.key()) for order in todo]
+    shares = [
+        [(order, None if keep is None else _emptied(keep / "runs" / order.key())) for order in orders]
+        for orders in together(todo)
+    ]
     if processes == 1:
-        for order, folder in zip(todo, folders, strict=True):
-            yield run_cell(order, folder)
+        for share in shares:
+            for order, folder in share:
+                yield run_cell(order, folder)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_leave_to_parent) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_begin) as pool:
         try:
-            for future in as_completed([pool.submit(run_cell, *each) for each in zip(todo, folders, strict=True)]):
-                yield future.result()
+            for future in as_completed([pool.submit(_share, share) for share in shares]):
+                yield from future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
@@ -87,9 +96,26 @@ def _results(todo: Sequence[Order], keep: Path | None, processes: int) -> Iterab
             raise
 
 
-def _leave_to_parent() -> None:
-    """Ctrl-C reaches a whole group of processes: the parent alone says what became of the matrix."""
+def together(orders: Sequence[Order]) -> list[list[Order]]:
+    """The same orders in shares for one process each: those that play the same fault by the same seed remember what they have in common."""
+    shares: dict[tuple[str, int], list[Order]] = {}
+    for order in orders:
+        shares.setdefault((order.fault, order.seed), []).append(order)
+    return list(shares.values())
+
+
+def _share(share: Sequence[tuple[Order, Path | None]]) -> list[dict[str, Any]]:
+    return [run_cell(order, folder) for order, folder in share]
+
+
+def _begin() -> None:
+    """A process among as many as there are cores: it works on one thread, and leaves Ctrl-C, which reaches a whole group of processes, to
+    its parent, who alone says what became of the matrix."""
+    import pyarrow as pa
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pa.set_cpu_count(1)
+    parallel.alone()
 
 
 def _begin_line(manifest: IO[bytes]) -> None:

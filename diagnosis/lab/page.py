@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ def page(document: Mapping[str, Any], results: Sequence[Result], data: str, char
             "<!-- Made by `kvscope lab matrix`; change nothing here by hand. -->",
             "",
             *_opening(document, data),
+            *_versions(results),
             *_targets(document),
             *_faults(document),
             *_matrix(results),
@@ -62,6 +64,18 @@ def _opening(document: Mapping[str, Any], data: str) -> list[str]:
         *unfinished,
         f"Every figure is computed from [{data}]({data}), a line a run: `kvscope lab matrix --from docs/{data}` makes this page from it, "
         f"`kvscope lab matrix --seeds {seeds[0] if seeds else 101}:{seeds[-1] if seeds else 120}` plays the runs again.",
+        "",
+    ]
+
+
+def _versions(results: Sequence[Result]) -> list[str]:
+    """Nothing where one version of the code made all of it."""
+    counts = Counter(r.code or "a version that is not known" for r in results)
+    if len(counts) < 2:
+        return []
+    told = ", ".join(f"{n:,} by {code}" for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return [
+        f"**These runs are not of one version of the code ({told}): no version reaches these figures for certain.**",
         "",
     ]
 

@@ -6,12 +6,12 @@ drawn is drawn by seed.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from diagnosis.lab.clients import client_rows
+from diagnosis.lab.lately import Lately
 from diagnosis.lab.scene import IDLE_S, Scene
 from engine_probe.engine.fleet.build import build_fleet, recorders
 from engine_probe.engine.fleet.front_ends import ThreadPoolFrontEnd
@@ -35,18 +35,14 @@ class Played:
     end_ns: int
 
 
-KEPT = 3
-_lately: deque[tuple[Scene, str, Played]] = deque(maxlen=KEPT)
+KEPT = 6
+"""Runs that a process remembers: the healthy fleet of a seed, and what is played between two faults that begin from it."""
+_lately: Lately[tuple[Scene, str], Played] = Lately(KEPT)
 
 
 def play_once(scene: Scene, run_id: str) -> Played:
     """As `play`; what this process played lately is not played again, so the faults of a seed share their baseline."""
-    for known, name, played in _lately:
-        if known == scene and name == run_id:
-            return played
-    played = play(scene, run_id)
-    _lately.append((scene, run_id, played))
-    return played
+    return _lately.of((scene, run_id), lambda: play(scene, run_id))
 
 
 def forget() -> None:

@@ -33,6 +33,7 @@ class Result:
     share_*       what the first cause claims of that, where it is the right one
     unexplained   share of the change that nobody owns, where a right cause is named
     base, suspect what a dashboard showed of both windows
+    code          which version of the code made it (`code.py`); empty: not known
     """
 
     fault: str
@@ -55,6 +56,7 @@ class Result:
     unexplained: float | None
     base: Gauges
     suspect: Gauges
+    code: str = ""
 
     @property
     def first(self) -> str:
@@ -78,7 +80,7 @@ class Result:
 FIELDS = (
     "fault", "severity", "seed", "requests", "observe", "marked", "outcome", "status", "carried_by", "causes", "certainty", "moved",
     "subject", "truth_mean_s", "truth_p99_s", "share_mean", "share_p99", "unexplained",
-    *(f"base_{name}" for name in GAUGES), *(f"suspect_{name}" for name in GAUGES),
+    *(f"base_{name}" for name in GAUGES), *(f"suspect_{name}" for name in GAUGES), "code",
 )  # fmt: skip
 
 
@@ -114,6 +116,7 @@ def from_document(found: Mapping[str, Any]) -> Result:
         found.get("unexplained"),
         gauges["baseline"],
         gauges["suspect"],
+        found.get("code", ""),
     )
 
 
@@ -153,6 +156,7 @@ def _line(r: Result) -> Sequence[Any]:
     return (
         r.fault, r.severity, r.seed, r.requests, r.observe, int(r.marked), r.outcome, r.status, r.carried_by, causes, _number(r.certainty),
         int(r.is_moved), "" if r.is_subject_right is None else int(r.is_subject_right), *map(_number, numbers), *map(_number, shown),
+        r.code,
     )  # fmt: skip
 
 
@@ -186,4 +190,5 @@ def _result(row: Mapping[str, str]) -> Result:
         number("unexplained"),
         {name: number(f"base_{name}") for name in GAUGES},
         {name: number(f"suspect_{name}") for name in GAUGES},
+        row["code"],
     )

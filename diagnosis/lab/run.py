@@ -11,15 +11,17 @@ and number of requests give the same bytes in every file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diagnosis.lab import play
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.fault import Fault, severity_of
+from diagnosis.lab.lately import Lately
 from diagnosis.lab.observed import check_mode, observe
-from diagnosis.lab.play import Played, play, play_once
+from diagnosis.lab.play import KEPT, Played, play_once
 from diagnosis.lab.scene import NUM_REQUESTS, Scene, base_scene, reseeded
 from diagnosis.lab.truth import effect, latencies
 from engine_probe.errors import UsageError
@@ -61,43 +63,61 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class LabRun:
-    """Both windows' rows, and the truth as the document that `truth.json` holds."""
+    """Both windows' rows, and the truth as the document that `truth.json` holds. Runs that share a baseline share its tables."""
 
     fault: Fault
-    baseline: dict[str, pa.Table]
-    suspect: dict[str, pa.Table]
+    baseline: Mapping[str, pa.Table]
+    suspect: Mapping[str, pa.Table]
     truth: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The scenes of a fault and what they came to, before anybody observes them."""
+
+    without: Scene
+    with_fault: Scene
+    baseline: Played
+    suspect: Played
+    attribution: dict[str, Any]
+
+
+_pairs: Lately[tuple[Any, ...], _Pair] = Lately(1)
+_seen: Lately[tuple[Played, str, int], dict[str, pa.Table]] = Lately(KEPT, lambda a, b: a[0] is b[0] and a[1:] == b[1:])
+
+
 def run_lab(order: Order, tell: Callable[[str], None] = lambda text: None) -> LabRun:
-    """Play both windows, and what else the truth needs. Raises UsageError for what is not known or makes no sense."""
+    """Play both windows, and what else the truth needs. Raises UsageError for what is not known or makes no sense.
+
+    What the run before played is not played again where only the way of observing, the mark or the draw of the baseline differs.
+    """
     fault = find_fault(order.fault)
     severity = fault.severity.at(order.severity)
     check_mode(order.observe)
     if not 1 <= order.requests <= MOST_REQUESTS:
         raise UsageError(f"a lab run of {order.requests} requests makes no sense; give 1 to {MOST_REQUESTS:,}")
-    without = fault.setting(base_scene(fault.requests or order.requests, order.seed), severity)
-    with_fault = fault.change(without, severity)
-    if not fault.is_paired:
-        with_fault = reseeded(with_fault, order.seed + OTHER_DRAW)
-    tell("playing the baseline")
-    baseline = play_once(without, BASELINE)
-    tell("playing the suspect")
-    suspect = play(with_fault, SUSPECT)
-    told = latencies(suspect.tables["request"])
-    # What is drawn anew has no paired run but itself: nothing was done to it.
-    attribution = {fault.name: effect(told, latencies(baseline.tables["request"]) if fault.is_paired else told)}
-    if fault.parts:
-        attribution = _of_parts(fault, severity, order, told, tell)
+    played = _pairs.of(
+        (order.fault, severity, order.seed, order.requests), lambda: _played(fault, severity, order, tell)
+    )
+    baseline, suspect = played.baseline, played.suspect
     if order.independent and fault.is_paired:
         tell("playing another draw of the baseline")
-        baseline = play_once(reseeded(without, order.seed + OTHER_DRAW), BASELINE)
+        baseline = play_once(reseeded(played.without, order.seed + OTHER_DRAW), BASELINE)
     return LabRun(
         fault,
-        observe(baseline.tables, order.observe, 2 * order.seed),
+        _seen.of(
+            (baseline, order.observe, order.seed), lambda: observe(baseline.tables, order.observe, 2 * order.seed)
+        ),
         observe(_marked(fault, suspect) if order.marked else suspect.tables, order.observe, 2 * order.seed + 1),
-        _truth(fault, severity, order, without, with_fault, suspect, attribution),
+        _truth(fault, severity, order, played),
     )
+
+
+def forget() -> None:
+    """Every run is played again."""
+    _pairs.clear()
+    _seen.clear()
+    play.forget()
 
 
 def check_new(folder: Path) -> None:
@@ -121,6 +141,24 @@ def write_lab(run: LabRun, folder: Path) -> list[Path]:
     truth = folder / "truth.json"
     truth.write_text(json.dumps(run.truth, indent=2) + "\n", encoding="utf-8")
     return [*files, truth]
+
+
+def _played(fault: Fault, severity: float, order: Order, tell: Callable[[str], None]) -> _Pair:
+    """Both windows, and what each fault in them owns."""
+    without = fault.setting(base_scene(fault.requests or order.requests, order.seed), severity)
+    with_fault = fault.change(without, severity)
+    if not fault.is_paired:
+        with_fault = reseeded(with_fault, order.seed + OTHER_DRAW)
+    tell("playing the baseline")
+    baseline = play_once(without, BASELINE)
+    tell("playing the suspect")
+    suspect = play.play(with_fault, SUSPECT)
+    told = latencies(suspect.tables["request"])
+    # What is drawn anew has no paired run but itself: nothing was done to it.
+    attribution = {fault.name: effect(told, latencies(baseline.tables["request"]) if fault.is_paired else told)}
+    if fault.parts:
+        attribution = _of_parts(fault, severity, order, told, tell)
+    return _Pair(without, with_fault, baseline, suspect, attribution)
 
 
 def _of_parts(
@@ -162,17 +200,10 @@ def _begins_ns(fault: Fault, suspect: Played) -> int:
     return suspect.start_ns + round(fault.begins_at * (suspect.end_ns - suspect.start_ns))
 
 
-def _truth(
-    fault: Fault,
-    severity: float,
-    order: Order,
-    without: Scene,
-    with_fault: Scene,
-    suspect: Played,
-    attribution: dict[str, Any],
-) -> dict[str, Any]:
+def _truth(fault: Fault, severity: float, order: Order, played: _Pair) -> dict[str, Any]:
+    suspect = played.suspect
     kind, name = fault.subject(suspect.tables) if callable(fault.subject) else fault.subject
-    before, after = settings(without), settings(with_fault)
+    before, after = settings(played.without), settings(played.with_fault)
     begins_ns = _begins_ns(fault, suspect)
     return {
         "lab": 1,
@@ -188,7 +219,7 @@ def _truth(
         "subject": {"kind": kind, "id": name},
         "interval": None if fault.expected.is_silent else {"start_ns": begins_ns, "end_ns": suspect.end_ns},
         "expected": asdict(fault.expected),
-        "attribution": attribution,
+        "attribution": played.attribution,
         "tally": asdict(suspect.tally),
         "settings": before,
         "changed": {key: value for key, value in after.items() if before.get(key) != value},

@@ -85,6 +85,33 @@ def test_a_small_matrix_runs_in_processes_of_its_own_and_is_not_run_twice(
     assert target.read_text() == written
 
 
+def test_a_matrix_goes_on_from_the_data_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two runs the data have one by this code: it is not played; by other code it is, and that is said. A folder's older runs are told."""
+    data, words = (
+        tmp_path / "m.csv",
+        ["lab", "matrix", "--fault", "none", "--severity", "typical", "--processes", "1", *SMALL],
+    )
+    _, first, _ = kvscope(capsys, *words, "--seeds", "1:1", "-o", str(tmp_path / "a"), "--page", str(tmp_path / "m.md"))
+    more = [*words, "--seeds", "1:2", "--known", str(data), "--page", str(tmp_path / "both.md")]
+    _, both, talk = kvscope(capsys, *more, "-o", str(tmp_path / "b"))
+    assert f"1 of 2 runs are taken from {data}" in talk.replace("\n", " ")
+    assert [each["seed"] for each in both["results"]] == [1, 2]
+    assert both["results"][0] == first["results"][0]
+    assert (
+        (tmp_path / "b" / "manifest.jsonl").read_text().count("\n"),
+        (tmp_path / "both.csv").read_text().count("\n"),
+    ) == (1, 3)
+    code = first["results"][0]["code"]
+    data.write_text(data.read_text().replace(code, "0123456789"))
+    _, again, talk = kvscope(capsys, *more, "-o", str(tmp_path / "c"))
+    assert "1 that are there were made by other code" in talk
+    assert again["results"] == both["results"]
+    manifest = tmp_path / "c" / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace(code, "0123456789", 1))
+    _, _, talk = kvscope(capsys, *words, "--seeds", "1:2", "-o", str(tmp_path / "c"))
+    assert "1 of them were made by other code" in talk
+
+
 def test_calibration_is_measured_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +192,8 @@ def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
         ["matrix", "--page", "no/such/folder/m.md"],
         ["matrix", "--from", "no/such/file.csv", "--page", "m.md"],
         ["matrix", "--severity", "grim", "--fault", "none"],
+        ["matrix", "--from", "docs/confusion-matrix.csv", "--known", "docs/confusion-matrix.csv", "--page", "m.md"],
+        ["matrix", "--known", "no/such/file.csv", "--fault", "none"],
         ["calibrate", "--to", "no/such/folder/c.toml"],
         ["calibrate", "--only", "everything"],
         ["coverage", "--pairs", "1"],

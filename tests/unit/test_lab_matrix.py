@@ -12,6 +12,7 @@ import pytest
 from diagnosis.lab import matrix
 from diagnosis.lab.calibrate import calibrated, levels
 from diagnosis.lab.catalogue import PAIRS, all_faults
+from diagnosis.lab.code import code_version, still_true, without
 from diagnosis.lab.confusion import confusion
 from diagnosis.lab.gauges import GAUGES, gauges
 from diagnosis.lab.matrix import MANIFEST, finished, run_matrix
@@ -68,6 +69,36 @@ def test_finished_runs_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(finished(tmp_path)) == {order.key() for order in wanted}
     run_matrix(wanted, tmp_path, processes=1)
     assert len(played) == 5
+
+
+def test_a_run_says_which_code_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the manifest, in the file of results, and on a page where it is not one version alone."""
+    monkeypatch.setattr(matrix, "run_cell", lambda order, keep: document_of(order))
+    (found,) = run_matrix([Order("none", requests=50)], tmp_path, processes=1)
+    assert found["code"] == finished(tmp_path)[found["key"]]["code"] == code_version()
+    ours = results([found])
+    assert ours[0].code == code_version()
+    assert "version of the code" not in page(confusion(ours), ours, "m.csv", "m.svg")
+    mixed = [*ours, result(code="0123456789"), result(seed=102)]
+    written = page(confusion(mixed), mixed, "m.csv", "m.svg")
+    assert f"(1 by 0123456789, 1 by {code_version()}, 1 by a version that is not known)" in written.replace(
+        f"1 by {code_version()}, 1 by 0123456789", f"1 by 0123456789, 1 by {code_version()}"
+    )
+
+
+def test_what_the_same_code_finished_elsewhere_is_not_played_again() -> None:
+    """Of three known runs that are wanted one was made by other code and one failed; a fourth is not wanted."""
+    known = [
+        result("slow_steps", seed=1, code=code_version()),
+        result("slow_steps", seed=2, code="0123456789"),
+        result("slow_steps", "failed", seed=3, code=code_version()),
+        result("slow_steps", seed=9, code=code_version()),
+    ]
+    wanted = [Order("slow_steps", seed=seed) for seed in (1, 2, 3)]
+    taken, others = still_true(known, wanted)
+    assert ([each.seed for each in taken], others) == ([1], 1)
+    assert [order.seed for order in without(wanted, taken)] == [2, 3]
+    assert without([Order("slow_steps", seed=1, independent=True)], taken), "a file of results has paired runs alone"
 
 
 def test_a_run_of_another_kind_is_another_run() -> None:

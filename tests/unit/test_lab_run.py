@@ -12,8 +12,7 @@ import pytest
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.coverage import CASES, Case, bursty_queue, check, correlated, independent, render
 from diagnosis.lab.grade import grade
-from diagnosis.lab.play import forget
-from diagnosis.lab.run import LabRun, Order, run_lab, write_lab
+from diagnosis.lab.run import LabRun, Order, forget, run_lab, write_lab
 from diagnosis.lab.truth import effect, is_material, latencies
 from engine_probe.errors import UsageError
 from engine_probe.schema import table_from_rows
