@@ -15,6 +15,8 @@ FEWEST_SCRAPES = 5
 """Scrapes of a gauge from which on a 0 in all of them means something."""
 FULL = 1.0001
 """A usage above it is no rounding of 1."""
+FEWEST_REQUESTS = 20
+"""Requests before a counter is said to stand still: what one request brings is counted when it ends, behind the last scrape."""
 IN_USE = 0.10
 """KV usage by steps beside which a gauge at 0 is dead."""
 FEWEST_TOLD = 100

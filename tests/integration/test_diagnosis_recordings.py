@@ -12,6 +12,7 @@ import pytest
 
 from collector.commands.import_ import import_source
 from diagnosis.diagnose import diagnose
+from diagnosis.hotspots.judge import hotspots
 from diagnosis.verdict import Verdict
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import RECORDINGS_SALT, ReadOptions
@@ -132,3 +133,20 @@ def test_names_do_not_matter(store: Store, tmp_path: Path) -> None:
 
 def without_noise(verdict: Verdict) -> dict[str, Any]:
     return verdict.to_dict()
+
+
+@pytest.mark.parametrize("folder", ["vllm-0.32.0-two-workers", "sglang-0.5.23", "llamacpp"])
+def test_engines_in_which_nothing_is_wrong_accuse_nobody(folder: str, tmp_path: Path) -> None:
+    """First and second half of a sound recording of each engine: no cause, nothing that contradicts itself, no hotspot."""
+    opened = open_store(str(tmp_path / "sound.duckdb"))
+    import_source(open_source(ROOT / "tests/data/recordings" / folder), opened, "r", ReadOptions(salt=RECORDINGS_SALT))
+    measured = "coalesce(labels['phase'], '') <> 'warmup'"
+    arrivals = opened.query(f"SELECT min(arrival_ns) AS first, max(arrival_ns) AS last FROM request WHERE {measured}")
+    start, end = arrivals["first"][0].as_py(), arrivals["last"][0].as_py() + 1
+    middle = (start + end) // 2
+    halves = Window(start, middle, "r"), Window(middle, end, "r")
+    for pair in (halves, halves[::-1]):
+        verdict = diagnose(opened, *pair, now_ns=time.time_ns())
+        assert verdict.causes == [], verdict.verdict
+        assert not [row for row in verdict.quality if row["status"] == "contradiction"]
+    assert hotspots(opened, Window(start, end, "r")).hotspots == ()
