@@ -36,6 +36,8 @@ CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "prompt_tokens_computed_total": ("prompt_tokens_total",),
     "prompt_tokens_cached_total": ("prompt_tokens_cached_total",),
     "output_tokens_total": ("tokens_predicted_total",),
+    "draft_tokens_total": ("spec_decode_num_draft_tokens_total",),
+    "accepted_tokens_total": ("spec_decode_num_accepted_tokens_total",),
 }
 ALSO: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "prompt_tokens_total": (("prompt_tokens_total", "prompt_tokens_cached_total"),),

@@ -13,7 +13,7 @@ METRICS: Final = Provides(
     names=names(
         """sample: worker at_ns name labels value requests_running requests_waiting kv_usage_ratio
         prefix_queries_tokens_total prefix_hits_tokens_total prompt_tokens_total prompt_tokens_computed_total
-        prompt_tokens_cached_total output_tokens_total
+        prompt_tokens_cached_total output_tokens_total draft_tokens_total accepted_tokens_total
         mark: worker at_ns mark subject text attrs"""
     ),
     caveats={
@@ -23,6 +23,7 @@ METRICS: Final = Provides(
         "sample.prompt_tokens_total": "only in builds that count cached tokens: computed and cached together",
         "sample.prompt_tokens_cached_total": "only in builds of 2026",
         "sample.output_tokens_total": "added when a request finishes",
+        "sample.draft_tokens_total": "only in builds that count drafts; accepted tokens likewise",
     },
 )
 

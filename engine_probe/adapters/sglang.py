@@ -42,7 +42,8 @@ CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "tier_read_bytes_total": ("load_back_bytes_total",),
     "tier_written_bytes_total": ("hicache_backup_bytes_total",),
 }
-"""`evicted_tokens_total` counts tokens, not blocks, and keeps its name: count `evicted` block rows (KV events)."""
+"""`spec_accept_rate` is that of the last batch, and 0 where nothing is drafted: no counter can be made of it, and it keeps its name.
+`evicted_tokens_total` counts tokens, not blocks, and keeps its name: count `evicted` block rows (KV events)."""
 
 ALSO: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "prefix_queries_tokens_total": (("prefill_effective_tokens_total",), ("prompt_tokens_total",)),

@@ -55,6 +55,7 @@ class IterationPoll(_Draining):
         self._worker = worker
         self._last: int | None = None
         self._finished = 0
+        self._drafted: tuple[int, int] | None = None
 
     def tables(self, body: bytes, at_ns: int) -> Tables:
         records = [record for record in _list(body, self.path) if isinstance(record, dict)]
@@ -68,8 +69,16 @@ class IterationPoll(_Draining):
                 marks += self._order(number, instant)
                 steps.append(step_row(record, self._worker, number, instant))
             self._finished += _count(record.get("numCompletedRequests")) or 0
-        samples = iteration_samples(records[-1], self._worker, instants[-1], self._finished)
+            self._count_drafts(_dict(record.get("specDecodingStats")))
+        samples = iteration_samples(records[-1], self._worker, instants[-1], self._finished, self._drafted)
         return _tables(step=steps, sample=samples, mark=marks)
+
+    def _count_drafts(self, speculation: Mapping[str, Any]) -> None:
+        """Counted from the first iteration on that tells both."""
+        drafted, accepted = _count(speculation.get("numDraftTokens")), _count(speculation.get("numAcceptedTokens"))
+        if drafted is not None and accepted is not None:
+            before = self._drafted or (0, 0)
+            self._drafted = (before[0] + drafted, before[1] + accepted)
 
     def _order(self, number: int, at_ns: int) -> list[dict[str, Any]]:
         """A number that falls is a restart; one that jumps was taken by somebody else, or fell out of the queue."""
@@ -163,8 +172,13 @@ def step_row(record: Mapping[str, Any], worker: str, number: int, at_ns: int) ->
     return {key: value for key, value in row.items() if value is not None}
 
 
-def iteration_samples(record: Mapping[str, Any], worker: str, at_ns: int, finished: int) -> list[dict[str, Any]]:
-    """Samples of one iteration, under the names that the server's Prometheus page gives them."""
+def iteration_samples(
+    record: Mapping[str, Any], worker: str, at_ns: int, finished: int, drafted: tuple[int, int] | None
+) -> list[dict[str, Any]]:
+    """Samples of one iteration, under the names that the server's Prometheus page gives them.
+
+    finished   requests so far;  drafted: tokens so far, and how many of them were accepted; None: it told neither
+    """
     cache = _dict(record.get("kvCacheStats"))
     used, most = _count(cache.get("usedNumBlocks")), _count(cache.get("maxNumBlocks"))
     values: list[tuple[str, str, float | int | None]] = [
@@ -172,6 +186,8 @@ def iteration_samples(record: Mapping[str, Any], worker: str, at_ns: int, finish
         ("requests_waiting", "numQueuedRequests", _count(record.get("numQueuedRequests"))),
         ("kv_usage_ratio", "kvCacheStats", used / most if used is not None and most else None),
         ("requests_finished_total", "numCompletedRequests", finished),
+        ("draft_tokens_total", "numDraftTokens", None if drafted is None else drafted[0]),
+        ("accepted_tokens_total", "numAcceptedTokens", None if drafted is None else drafted[1]),
         ("trtllm_kv_cache_reused_blocks_total", "reusedBlocks", _count(cache.get("reusedBlocks"))),
         ("trtllm_kv_cache_missed_blocks_total", "missedBlocks", _count(cache.get("missedBlocks"))),
         ("trtllm_kv_cache_alloc_blocks_total", "allocTotalBlocks", _count(cache.get("allocTotalBlocks"))),

@@ -37,6 +37,7 @@ ITERATIONS: Final = Provides(
         """step: worker at_ns step duration_s num_running num_waiting_prefill num_waiting_decode prefill_tokens
         decode_tokens blocks_total blocks_used batch_size
         sample: worker at_ns name labels value requests_running requests_waiting kv_usage_ratio requests_finished_total
+        draft_tokens_total accepted_tokens_total
         mark: worker at_ns mark subject text attrs"""
     ),
     caveats={
@@ -44,6 +45,7 @@ ITERATIONS: Final = Provides(
         "step.decode_tokens": "null with speculative decoding",
         "step.num_waiting_decode": "paused requests",
         "sample.requests_finished_total": "counted from the attach on",
+        "sample.draft_tokens_total": "only with speculative decoding, counted from the attach on; accepted tokens likewise",
     },
 )
 

@@ -36,6 +36,8 @@ CANONICAL: Final[dict[str, tuple[str, ...]]] = {
     "prompt_tokens_computed_total": ("prompt_tokens_by_source_total{source=local_compute}",),
     "prompt_tokens_cached_total": ("prompt_tokens_cached_total",),
     "output_tokens_total": ("generation_tokens_total",),
+    "draft_tokens_total": ("spec_decode_num_draft_tokens_total",),
+    "accepted_tokens_total": ("spec_decode_num_accepted_tokens_total",),
     "requests_finished_total": ("request_success_total{finished_reason=stop|length|repetition}",),
     "requests_failed_total": ("request_success_total{finished_reason=abort|error}",),
     "tier_read_bytes_total": ("kv_offload_load_bytes_total", "kv_offload_total_bytes_total{transfer_type=CPU_to_GPU}"),

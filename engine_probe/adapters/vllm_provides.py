@@ -54,7 +54,7 @@ METRICS: Final = Provides(
         prefix_queries_tokens_total prefix_hits_tokens_total external_queries_tokens_total
         external_hits_tokens_total preemptions_total prompt_tokens_total prompt_tokens_computed_total
         prompt_tokens_cached_total output_tokens_total requests_finished_total requests_failed_total
-        tier_read_bytes_total tier_written_bytes_total
+        tier_read_bytes_total tier_written_bytes_total draft_tokens_total accepted_tokens_total
         worker: worker at_ns engine block_size num_blocks kv_dtype flags prefix_caching
         mark: worker at_ns mark subject text attrs"""
     ),
@@ -62,6 +62,7 @@ METRICS: Final = Provides(
         "sample.kv_usage_ratio": "a snapshot at a step's end; blocks that only hold reusable prefixes count as free",
         "sample.prefix_queries_tokens_total": "stays 0 with prefix caching off; counts a preempted request once",
         "sample.requests_finished_total": "ends stop, length, repetition; abort and error are `requests_failed_total`",
+        "sample.draft_tokens_total": "only with speculative decoding; accepted tokens likewise",
         "sample.tier_read_bytes_total": "only with a KV connector that offloads (0.18)",
         "sample.tier_written_bytes_total": "only with a KV connector that offloads (0.18)",
         "worker.kv_dtype": "only where it is set; `auto` means the model's type and is left unknown",

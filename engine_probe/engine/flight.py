@@ -145,6 +145,11 @@ class Flight:
         self._begin_ns = at_ns
         self.recorder.begin_step(at_ns)
 
+    def drafted(self, num_drafted: int, num_accepted: int) -> None:
+        """Speculation proposed so many tokens in a step, and so many of them were kept."""
+        self._totals["draft_tokens_total"] += num_drafted
+        self._totals["accepted_tokens_total"] += num_accepted
+
     def skip_step(self, schedule: Schedule) -> None:
         """Nothing could be computed; what is held up stays so."""
         self._held_up(schedule.held_up_by)

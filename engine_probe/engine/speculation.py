@@ -36,4 +36,5 @@ def keep_accepted(engine: Engine, plan: StepPlan, result: StepResult) -> StepRes
         recorder.decode(sequence.slot, 1 + more)
         recorder.note(sequence.slot, draft_tokens=told["draft_tokens"], accepted_tokens=told["accepted_tokens"])
         kept.append(more)
+    engine.flight.drafted(len(kept) * result.num_drafted, sum(kept))
     return replace(result, accepted=kept, wasted_slots=wasted)

@@ -82,11 +82,13 @@ def test_a_source_fills_what_it_declares(rows: list[tuple[str, dict[str, Any]]],
 
 
 def test_the_metrics_page_fills_what_it_declares(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    """All canonical samples but those of an offloading connector; host shares come from elsewhere."""
+    """All canonical samples but those of an offloading connector and of speculation; host shares come from elsewhere."""
     mine = [(kind, row) for kind, row in rows if kind == "sample" and not row["name"].startswith("cpu_util")]
     seen = filled(mine)
     declared_samples = {name for name in vllm_provides.METRICS.names if name.startswith("sample.")}
-    assert seen == declared_samples - names("sample: tier_read_bytes_total tier_written_bytes_total")
+    assert seen == declared_samples - names(
+        "sample: tier_read_bytes_total tier_written_bytes_total draft_tokens_total accepted_tokens_total"
+    )
 
 
 def test_the_start_up_log_fills_what_it_declares() -> None:

@@ -239,8 +239,9 @@ def test_trtllms_page() -> None:
 
 
 def test_trtllms_iterations() -> None:
-    """One record; marks come from holes."""
-    rows = test_trtllm_polls.rows(test_trtllm_polls.IterationPoll("w"), [test_trtllm_polls.iteration(1)])
+    """Two records, one of which speculates; marks come from holes."""
+    speculates = test_trtllm_polls.iteration(2, specDecodingStats={"numDraftTokens": 5, "numAcceptedTokens": 4})
+    rows = test_trtllm_polls.rows(test_trtllm_polls.IterationPoll("w"), [test_trtllm_polls.iteration(1), speculates])
     holds(trtllm_provides.ITERATIONS, [(kind, row) for kind, found in rows.items() for row in found])
 
 

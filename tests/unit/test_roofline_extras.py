@@ -82,6 +82,9 @@ def test_speculation_gives_each_answer_its_tokens_and_no_more() -> None:
     assert 1.6 < accepted / steps <= 2.5
     assert sum(row["output_tokens"] - 1 for row in rows) == steps + accepted
     assert all(row["draft_tokens"] is None for row in without.table("request").to_pylist())
+    counters = {row["name"]: row["value"] for row in sink.table("sample").to_pylist()}  # the last of each
+    assert (counters["draft_tokens_total"], counters["accepted_tokens_total"]) == (drafted, accepted)
+    assert "draft_tokens_total" not in without.table("sample").column("name").to_pylist()
 
 
 def test_speculation_that_is_never_accepted_costs_time() -> None:

@@ -84,6 +84,17 @@ def test_tokens_of_a_speculating_step_are_unknown() -> None:
     assert step["decode_tokens"] is None
 
 
+def test_drafts_are_counted_from_the_attach_on() -> None:
+    """Two iterations that speculate: 5 + 3 drafted, 4 + 1 accepted; one that tells nothing of it has no such sample."""
+    poll = IterationPoll("w")
+    told = [{"numDraftTokens": 5, "numAcceptedTokens": 4}, {"numDraftTokens": 3, "numAcceptedTokens": 1}]
+    found = rows(poll, [iteration(number, specDecodingStats=stats) for number, stats in enumerate(told)])
+    samples = {row["name"]: row["value"] for row in found["sample"]}
+    assert (samples["draft_tokens_total"], samples["accepted_tokens_total"]) == (8.0, 5.0)
+    plain = rows(IterationPoll("w"), [iteration(1)])["sample"]
+    assert "draft_tokens_total" not in {row["name"] for row in plain}
+
+
 def test_iterations_are_placed_by_their_own_time_in_any_zone() -> None:
     """The time stamp has no zone: India (UTC+5:30), New York (UTC-5), UTC give the same instants."""
     end = datetime.fromtimestamp(NOW_NS / 1e9, UTC) - timedelta(seconds=1.5)

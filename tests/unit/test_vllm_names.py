@@ -34,6 +34,17 @@ def test_both_spellings_of_the_prefix_are_known(wire: str) -> None:
     assert rows == {"preemptions_total": ("w", {"engine": "0", "model_name": "m", "wire": wire}, 4.0)}
 
 
+def test_speculation_is_counted_under_the_names_of_every_engine() -> None:
+    """Drafted and accepted tokens; what is told by position keeps its name, so that nothing is counted twice."""
+    rows = mapped(
+        'vllm:spec_decode_num_draft_tokens_total{engine="0"} 40\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 30\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 10\n'
+    )
+    assert (rows["draft_tokens_total"][2], rows["accepted_tokens_total"][2]) == (40.0, 30.0)
+    assert "vllm:spec_decode_num_accepted_tokens_per_pos_total" in rows
+
+
 def test_names_of_0_8_are_known() -> None:
     """The old gpu_ names alone on a page take the canonical names."""
     rows = mapped(
