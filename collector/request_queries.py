@@ -125,8 +125,10 @@ def list_requests(store: Store, wanted: RequestFilter) -> Page:
     order = (key, *_TIE.values())
     if wanted.cursor is not None:
         place = _read_cursor(wanted)
+        # the key alone first: DuckDB skips what lies beyond it by the statistics of its row groups, as it cannot by a tuple
+        conditions.append(f"{key} {sign}= ?")
         conditions.append(f"({', '.join(order)}) {sign} ({', '.join('?' * len(place))})")
-        params += place
+        params += [place[0], *place]
     order_by = ", ".join(f"{part} {direction}" for part in order)
     sql = (
         f"SELECT {_LISTED}, {_METRICS}, {key} AS _key, at_ns AS _at_ns FROM request "

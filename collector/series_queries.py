@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from store.interface import KEY_EPOCH, Store, Window
 from store.lineage import sample_rates, window_sql
 from store.metrics import METRICS, Metric, metric, quantile_sql, weight_sql, weighted_rank
 from store.one_request import IS_SPAN, one_request_sql
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 WORDS: Final = ("mean", "min", "max", "sum", "count", "last", "increase")
 GROUPS: Final = {
@@ -60,7 +63,7 @@ class SeriesRequest:
 
     stat       a quantile as a decimal text ("0.99"), or a word of WORDS; None: 0.99 of durations, count of events,
                mean of steps, last of samples
-    step_s     length of a bucket; None takes one that gives at most DEFAULT_BUCKETS
+    step_s     length of a bucket; None takes one that gives at most DEFAULT_BUCKETS, and no more points than max_points
     by         columns to group by
     vantage    of requests: only rows of this vantage; None takes the client's where it measures, else the engine's, else
                the router's, unless the rows are grouped by vantage: numbers of two vantages are never mixed
@@ -128,12 +131,19 @@ def series(store: Store, wanted: SeriesRequest) -> dict[str, Any]:
         lowest, differ = sample_rates(store, source.rows.sql, source.rows.params)
     by_weight = differ and stat not in WORDS
     aggregate = _lists(stat) if by_weight else _aggregate(stat, source, weighted=lowest is not None)
-    table = store.query(
-        f"SELECT {labels}instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n "
-        f"FROM ({source.relation}) WHERE value IS NOT NULL GROUP BY {labels}bucket ORDER BY {labels}bucket "
-        f"LIMIT {wanted.max_points + 1}",
-        source.params,
-    )
+
+    def asked(step_ns: int) -> pa.Table:
+        return store.query(
+            f"SELECT {labels}instant // {step_ns} * {step_ns} AS bucket, {aggregate} AS value, count(value) AS n "
+            f"FROM ({source.relation}) WHERE value IS NOT NULL GROUP BY {labels}bucket ORDER BY {labels}bucket "
+            f"LIMIT {wanted.max_points + 1}",
+            source.params,
+        )
+
+    table = asked(step_ns)
+    if table.num_rows > wanted.max_points and wanted.step_s is None and wanted.by:
+        step_ns = _step_ns(store, source, wanted, _num_groups(store, source, wanted.by))
+        table = asked(step_ns)
     if table.num_rows > wanted.max_points:
         raise UsageError(
             f"the answer has more than {wanted.max_points} points; choose a larger step, a smaller window or fewer groups",
@@ -293,7 +303,8 @@ def _aggregate(stat: str, source: _Source, *, weighted: bool) -> str:
     return by_word.get(stat, f"{stat}(value)")
 
 
-def _step_ns(store: Store, source: _Source, wanted: SeriesRequest) -> int:
+def _step_ns(store: Store, source: _Source, wanted: SeriesRequest, num_groups: int = 1) -> int:
+    """The length of a bucket that was asked for, else one that gives few enough buckets, and few enough points in so many groups."""
     if wanted.step_s is not None:
         return wanted.step_s * 1_000_000_000
     first, last = wanted.window.start_ns, wanted.window.end_ns
@@ -305,8 +316,15 @@ def _step_ns(store: Store, source: _Source, wanted: SeriesRequest) -> int:
         first = row["first"] if first is None else first
         last = row["last"] if last is None else last
     length_s = ((last or 0) - (first or 0)) / 1e9
-    step_s = next((step for step in STEPS_S if length_s / step <= DEFAULT_BUCKETS), STEPS_S[-1])
+    # a window that begins within a bucket has one more than fit into its length
+    most = min(DEFAULT_BUCKETS, wanted.max_points // num_groups - 1)
+    step_s = next((step for step in STEPS_S if length_s / step <= most), STEPS_S[-1])
     return step_s * 1_000_000_000
+
+
+def _num_groups(store: Store, source: _Source, by: Sequence[str]) -> int:
+    sql = f"SELECT count(*) FROM (SELECT DISTINCT {', '.join(by)} FROM ({source.relation}) WHERE value IS NOT NULL)"
+    return max(1, int(store.query(sql, source.params).column(0)[0].as_py()))
 
 
 _KNOWN: Final = f"the metrics are ttft, tpot, e2e, itl, requests, {', '.join(TOKENS)}, {', '.join(METRICS)}, step.COLUMN, block.CHANGE and sample.NAME"

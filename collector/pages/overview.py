@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from collector import problems
 from collector.durations import METRICS
 from collector.now import picture
 from collector.pages.frame import fragment, page
 from collector.services import Services, services_of
-from engine_probe.errors import NotReady, TooManyQueries, Unauthorized, WrongHost
+from engine_probe.errors import NotReady, TooManyQueries, TooManyReaders, Unauthorized, WrongHost
 from engine_probe.events import KINDS
 
 router = APIRouter(tags=["pages"])
@@ -25,6 +27,8 @@ LIVE_EVERY_S: Final = 2.0
 NAPS: Final = 8
 """Between two pictures: a collector that stops is noticed within a nap."""
 MOST_WATCHERS: Final = 32
+RETRY_S: Final = 10
+"""Who found no room asks again after so long; `overview.js` does."""
 _MOST_ROWS: Final = 50
 
 
@@ -47,18 +51,47 @@ async def overview(request: Request) -> HTMLResponse:
     response_class=StreamingResponse,
     responses={
         200: {"description": "server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-        **problems.responses(Unauthorized, WrongHost, NotReady, TooManyQueries),
+        **problems.responses(Unauthorized, WrongHost, NotReady, TooManyReaders),
     },
 )
 async def live(request: Request) -> StreamingResponse:
-    """Server-sent events: `now` is the HTML of the live part, as a JSON text, every 2 s until the reader goes or the collector stops."""
+    """Server-sent events: `now` is the HTML of the live part, as a JSON text, every 2 s until the reader goes or the collector stops.
+
+    So many readers at a time have a stream; others are answered with 503, and ask `/live/once` now and then.
+    """
     services = services_of(request)
     if services.num_watchers >= MOST_WATCHERS:
-        raise TooManyQueries(
-            f"{MOST_WATCHERS} readers watch the overview already", retry_after_s=30, limit=MOST_WATCHERS
+        raise TooManyReaders(
+            f"{MOST_WATCHERS} readers follow the overview already; ask GET /live/once every {RETRY_S} s, or try again then",
+            retry_after_s=RETRY_S,
+            limit=MOST_WATCHERS,
         )
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_watched(services), media_type="text/event-stream", headers=headers)
+
+
+class OnePicture(BaseModel):
+    """The overview's live part, once."""
+
+    html: str
+    readers: int = Field(description="who follow it live now")
+    most_readers: int = Field(description="so many may at a time")
+
+
+@router.get(
+    "/live/once",
+    summary="The overview's live part, once",
+    responses={
+        200: {"model": OnePicture},
+        **problems.responses(Unauthorized, WrongHost, NotReady, TooManyQueries),
+    },
+)
+async def live_once(request: Request) -> JSONResponse:
+    """For readers who found no room at `/live`."""
+    services = services_of(request)
+    facts = await services.pages.run("/live/once", _now, services)
+    html = fragment("pages/now.html", **facts)
+    return JSONResponse({"html": html, "readers": services.num_watchers, "most_readers": MOST_WATCHERS})
 
 
 async def _watched(services: Services) -> AsyncIterator[str]:
@@ -92,7 +125,7 @@ def _stored(services: Services) -> dict[str, Any]:
         "runs": list(runs[:_MOST_ROWS]),
         "num_runs": len(runs),
         "sources": [_source(source, now_ns) for source in services.store.sources()[:_MOST_ROWS]],
-        "findings": list(reversed(services.findings))[:8],
+        "findings": [_finding(finding) for finding in list(reversed(services.findings))[:8]],
     }
 
 
@@ -147,6 +180,13 @@ def _latency(row: dict[str, Any]) -> dict[str, Any]:
         "n": "?" if row["requests"] is None else f"{row['requests']:,}",
         "cells": [None if cell is None else _pair(cell["p50_s"], cell["p99_s"]) for cell in cells],
     }
+
+
+def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """With the query that asks the diagnosis page for the same windows."""
+    judged = finding.get("judged")
+    asked = {**judged, "metric": finding["metric"], "quantile": finding["quantile"]} if judged else None
+    return {**finding, "made_ns": finding.get("made_ns"), "again": urlencode(asked, safe="/@") if asked else None}
 
 
 def _source(source: Any, now_ns: int) -> dict[str, str]:

@@ -11,19 +11,23 @@ export async function get(path, parameters = {}, signal = undefined) {
 
 /** POST a document; accept is the media type of the answer. Answers of other types than JSON are the Response itself. */
 export async function post(path, document, { accept = "application/json", signal = undefined } = {}) {
-  const send = () =>
-    fetch(path, { method: "POST", headers: { "Content-Type": "application/json", Accept: accept, ...bearer() }, body: JSON.stringify(document), signal });
-  let answer = await send();
-  if (answer.status === 401) {
-    // A browser's login dialog may read but not send; what sends shows the token itself.
-    const token = window.prompt("This collector needs its token to be asked by POST:");
-    if (token) {
-      sessionStorage.setItem(TOKEN, token);
-      answer = await send();
-    }
-  }
+  const answer = await change(path, { method: "POST", headers: { "Content-Type": "application/json", Accept: accept }, body: JSON.stringify(document), signal });
   if (answer.ok && accept !== "application/json") return answer;
   return read(answer);
+}
+
+/** DELETE a thing. */
+export const remove = async (path) => read(await change(path, { method: "DELETE", headers: { Accept: "application/json" } }));
+
+/** Send what a browser's login dialog may not: where the token is asked for, it is asked for here, once. */
+async function change(path, request) {
+  const send = () => fetch(path, { ...request, headers: { ...request.headers, ...bearer() } });
+  const answer = await send();
+  if (answer.status !== 401) return answer;
+  const token = window.prompt("This collector needs its token to be told to change or to ask something:");
+  if (!token) return answer;
+  sessionStorage.setItem(TOKEN, token);
+  return send();
 }
 
 function bearer() {
@@ -53,9 +57,14 @@ export const address = {
   },
 };
 
-/** Fill the fields of a form from parameters, by name. */
+/** Fill the fields of a form from parameters, by name; a choice that a list does not offer becomes one of it. */
 export function fillForm(form, parameters) {
-  for (const [name, value] of Object.entries(parameters)) if (form.elements[name]) form.elements[name].value = value;
+  for (const [name, value] of Object.entries(parameters)) {
+    const field = form.elements.namedItem(name);
+    if (!field) continue;
+    field.value = value;
+    if (field.tagName === "SELECT" && field.value !== value) field.add(new Option(value, value, true, true));
+  }
 }
 
 /** Values of a form by name, empty ones left out. */

@@ -1,32 +1,50 @@
 /* Two windows and why the second is worse: a chart to choose them in, the verdict, attribution beside composition, evidence. */
 import { address, fillForm, get, values } from "/static/api.js";
 import { chart, colour, nothing } from "/static/chart.js";
-import { $, count, date, el, facts, fill, percent, say, seconds, signed, table, three, time } from "/static/dom.js";
+import { $, count, date, el, facts, fill, percent, say, speak, seconds, signed, table, three, time } from "/static/dom.js";
 
 const form = $("ask");
 const over = $("over-time");
 const answer = $("answer");
 const METRIC = { ttft: "TTFT", tpot: "TPOT", e2e: "E2E" };
+const FEW = 4;
 let number = 0;
+let drawing = 0;
 
 const runOf = (text) => (text && !text.includes("/") ? text : text && text.includes("@") ? text.split("@")[0] : null);
 const quantile = (text) => `P${(Number(text) * 100).toLocaleString("en")}`;
+
+/** Both windows and a little on either side, where they are live ones between two instants in ns. */
+function around(asked) {
+  const ends = [asked.baseline, asked.suspect].filter(Boolean).flatMap((text) => text.split("/"));
+  if (!ends.length || !ends.every((text) => /^\d{19}$/.test(text))) return null;
+  const sorted = ends.map(BigInt).sort((a, b) => (a < b ? -1 : 1));
+  const margin = (sorted.at(-1) - sorted[0]) / 10n;
+  return `${sorted[0] - margin}/${sorted.at(-1) + margin}`;
+}
 
 /** The chart from which windows are chosen: the quantile over the time of both windows, or of the last day. */
 async function overTime() {
   const asked = values(form);
   $("chart-title").textContent = `${quantile(asked.quantile)} ${METRIC[asked.metric]} over time`;
   const runs = [...new Set([asked.baseline, asked.suspect].map(runOf).filter(Boolean))];
-  const windows = runs.length ? runs : ["-24h/now"];
+  const windows = runs.length ? runs : [around(asked) ?? "-24h/now"];
+  const series = () => Promise.all(windows.map((window) => get("/api/v1/series", { metric: asked.metric, stat: asked.quantile, window })));
+  const told = ++drawing;
   try {
-    const found = await Promise.all(windows.map((window) => get("/api/v1/series", { metric: asked.metric, stat: asked.quantile, window })));
+    let found = await series();
+    if (!runs.length && found[0].series[0] && found[0].series[0].points.length < FEW) { // a young store: nearer to what there is
+      windows[0] = `${found[0].series[0].points[0][0]}/${windows[0].split("/")[1]}`;
+      found = await series();
+    }
+    if (told !== drawing) return undefined;
     const marked = await Promise.all(windows.map((window) => get("/api/v1/marks", { window })));
     const lines = found.flatMap((one, index) => one.series.map((line) => ({ name: windows[index], points: line.points })));
     if (!lines.some((line) => line.points.length)) return nothing(over, "No request is stored there. Import a run, or send some.");
     const marks = marked.flatMap((one) => one.marks).slice(0, 60);
     await chart(over, () => ({
       data: lines.map((line) => ({
-        type: "scatter", mode: "lines", name: line.name, x: line.points.map((point) => date(point[0])), y: line.points.map((point) => point[1]),
+        type: "scatter", mode: line.points.length < 40 ? "lines+markers" : "lines", name: line.name, x: line.points.map((point) => date(point[0])), y: line.points.map((point) => point[1]),
         customdata: line.points.map((point) => [seconds(point[1]), count(point[2])]), hovertemplate: "%{customdata[0]} of %{customdata[1]} requests<extra>%{fullData.name}</extra>",
       })).concat([{
         type: "scatter", mode: "markers", name: "marks", x: marks.map((mark) => date(mark.at_ns)), y: marks.map(() => 0), text: marks.map((mark) => `${mark.mark}: ${mark.text ?? mark.subject ?? ""}`),
@@ -81,6 +99,7 @@ function show(verdict, asked) {
     verdict.not_observable?.length ? el("section", { class: "wide" }, el("h2", {}, "Not to be seen with what was sent"), listed(verdict.not_observable, (one) => [el("code", {}, one.cause ?? one), ` ${one.because ?? ""}`])) : null,
     el("section", { class: "wide" }, el("h2", {}, "Can the data be trusted?"), listed(verdict.quality, (one) => [el("span", { class: `word ${one.status === "ok" ? "good" : one.status === "warning" ? "warn" : "bad"}` }, one.status), ` ${one.statement}`])),
     el("section", { class: "wide" }, el("h2", {}, "How this was made"), listed(verdict.notes, (note) => [note])));
+  speak(verdict.verdict);
   waterfall(verdict);
   parts(verdict);
 }

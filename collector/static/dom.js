@@ -62,12 +62,19 @@ export function table(columns, rows, { caption = null, sort = null, descending =
     const label = column.sort && onsort ? el("button", { type: "button", onclick: () => onsort(column.sort) }, column.name) : column.name;
     return el("th", { scope: "col", class: column.num ? "num" : null, "aria-sort": sorted }, label);
   });
-  const body = rows.map((row) =>
-    el("tr", {}, columns.map((column) => {
-      const shown = column.value ? column.value(row) : row[column.key];
-      return el("td", { class: column.num ? "num" : column.wrap ? "wrap" : null }, shown === null || shown === undefined || shown === "" ? "–" : shown);
-    })));
+  const body = rows.map((row) => line(columns, row));
   return el("table", {}, caption && el("caption", {}, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
+}
+
+const LONG = 60;
+
+/** A row of a table; names that are long are broken where they must be. */
+export function line(columns, row) {
+  return el("tr", {}, columns.map((column) => {
+    const shown = column.value ? column.value(row) : row[column.key];
+    const isLong = (typeof shown === "string" ? shown : shown?.textContent ?? "").length > LONG;
+    return el("td", { class: column.num ? "num" : column.wrap || isLong ? "wrap" : null }, shown === null || shown === undefined || shown === "" ? "–" : shown);
+  }));
 }
 
 /** Put children in place of what an element holds. */
@@ -76,9 +83,27 @@ export function fill(node, ...children) {
   return node;
 }
 
-/** Say what goes on, or what went wrong, in an element that screen readers listen to. */
+/** Draw anew in an element: what was unfolded stays so, and who stood on a link or a button stands on the like of it again. */
+export function renew(node, draw) {
+  const stood = node.contains(document.activeElement) ? document.activeElement : null;
+  const open = [...node.querySelectorAll("details")].map((one) => one.open);
+  draw();
+  const folds = node.querySelectorAll("details");
+  if (folds.length === open.length) folds.forEach((one, index) => { one.open = open[index]; });
+  if (!stood || stood.isConnected) return;
+  const alike = (one) => one.textContent === stood.textContent && one.getAttribute("href") === stood.getAttribute("href");
+  [...node.querySelectorAll("a, button, summary")].find(alike)?.focus({ preventScroll: true });
+}
+
+/** Say what goes on, or what went wrong, in its place and to screen readers. */
 export function say(node, text, bad = false) {
-  fill(node, el("p", { class: bad ? "say bad" : "say", role: bad ? "alert" : "status" }, text));
+  fill(node, el("p", { class: bad ? "say bad" : "say", role: bad ? "alert" : null }, text));
+  if (!bad) speak(text);
+}
+
+/** One sentence to screen readers: what came, where the page shows more than anybody wants to have read aloud. */
+export function speak(text) {
+  if ($("spoken").textContent !== text) $("spoken").textContent = text;
 }
 
 /** Facts as a list of term and value; unknown ones are left out. */
@@ -97,6 +122,9 @@ export function localise(root = document) {
     }
   }
 }
+
+const offset = new Intl.DateTimeFormat("en", { timeZoneName: "longOffset" }).formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
+$("zone").textContent = `Times are those of ${Intl.DateTimeFormat().resolvedOptions().timeZone} (${offset.replace("GMT", "UTC")}); point at one for UTC.`;
 
 // On a narrow screen the list of pages scrolls; the page that is open should be seen in it.
 document.querySelector(".bar [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });

@@ -23,7 +23,7 @@ async function runs() {
       return;
     }
     fill($("runs"), table([
-      { name: "", value: tick }, { name: "run", value: (row) => el("a", { href: `/requests?window=${encodeURIComponent(row.run_id)}&sort=ttft` }, row.run_id) },
+      { name: "choose", value: tick }, { name: "run", value: (row) => el("a", { href: `/requests?window=${encodeURIComponent(row.run_id)}&sort=ttft` }, row.run_id) },
       { name: "from", value: (row) => time(row.start_ns) }, { name: "requests", num: true, value: (row) => count(row.requests) }, { name: "unfinished", num: true, value: (row) => count(row.unfinished) },
       { name: "TTFT mean", num: true, value: (row) => seconds(row.ttft_mean_s) }, { name: "P50", num: true, value: (row) => seconds(row.ttft_p50_s) }, { name: "P95", num: true, value: (row) => seconds(row.ttft_p95_s) }, { name: "P99", num: true, value: (row) => seconds(row.ttft_p99_s) },
       { name: "TPOT P50", num: true, value: (row) => seconds(row.tpot_p50_s) }, { name: "E2E P99", num: true, value: (row) => seconds(row.e2e_p99_s) }, { name: "token hit rate", num: true, value: (row) => percent(row.token_hit_rate) }, { name: "seen by", key: "vantage" },

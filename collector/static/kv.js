@@ -6,13 +6,18 @@ import { $, count, date, el, fill, percent, say, seconds, three, time } from "/s
 const form = $("ask");
 let number = 0;
 
-/** Workers that told steps in the window, for the list of the field; answers with the first. */
+/** Workers that told steps in the window, else those that told blocks, for the list of the field; answers with the first. */
 async function workers(window) {
-  const found = await get("/api/v1/series", { metric: "step.blocks_used", stat: "last", by: "worker", window });
-  const names = found.series.map((one) => one.labels.worker).filter(Boolean);
-  fill($("workers"), names.map((name) => el("option", { value: name })));
-  return names[0];
+  for (const metric of ["step.blocks_used", "block.stored"]) {
+    const found = await get("/api/v1/series", { metric, by: "worker", window, stat: metric.startsWith("step") ? "last" : "count" });
+    const names = found.series.map((one) => one.labels.worker).filter(Boolean);
+    fill($("workers"), names.map((name) => el("option", { value: name })));
+    if (names.length) return names[0];
+  }
+  return undefined;
 }
+
+const CHARTS = ["map", "states", "events", "gaps", "preemptions"];
 
 async function show() {
   const asked = values(form);
@@ -27,21 +32,23 @@ async function show() {
   }
   address.set(asked);
   if (!asked.worker) {
-    say($("said"), `No worker told its steps in ${window}. Choose an imported run as the window, or name a worker.`);
+    say($("said"), `No worker told its steps or blocks in ${window}. Choose an imported run as the window, or name a worker.`);
+    CHARTS.forEach((id) => nothing($(id), "Nothing was told."));
     return;
   }
   say($("said"), "Following every block …");
+  for (const id of CHARTS) if (!$(id).querySelector(".main-svg")) nothing($(id), "Looking …");
   const series = (metric, stat) => get("/api/v1/series", { metric, stat, by: "worker", window }).then((found) => found.series.find((one) => one.labels.worker === asked.worker)?.points ?? []);
-  const part = async (ask, draw, node) => {
+  const part = async (ask, draw, ...nodes) => {
     try {
       const found = await ask;
       if (mine === number) draw(found);
     } catch (error) {
-      if (mine === number) nothing(node, error.message);
+      if (mine === number) nodes.forEach((node) => nothing(node, error.message));
     }
   };
   await Promise.all([
-    part(get("/api/v1/kv", { worker: asked.worker, window, colour: asked.colour }), (found) => { fill($("said")); draw(found); gaps(found); }, $("map")).then(() => $("map").classList.contains("empty") && fill($("said"))),
+    part(get("/api/v1/kv", { worker: asked.worker, window, colour: asked.colour }), (found) => { draw(found); gaps(found); }, $("map"), $("gaps")).then(() => mine === number && fill($("said"))),
     part(Promise.all(["blocks_used", "blocks_cached", "blocks_reserved", "blocks_total"].map((name) => series(`step.${name}`, "mean"))), ([used, cached, reserved, total]) => states(used, cached, reserved, total), $("states")),
     part(Promise.all(["stored", "hit", "evicted"].map((name) => series(`block.${name}`, "count"))), (found) => bars($("events"), ["stored", "hit", "evicted"], found, "blocks"), $("events")),
     part(series("step.num_preempted", "sum"), (found) => bars($("preemptions"), ["preempted"], [found], "requests"), $("preemptions")),
@@ -73,7 +80,10 @@ function gaps(found) {
   return chart($("gaps"), () => ({
     data: told.map(([name, list]) => ({ type: "scatter", mode: "lines", name, x: list, y: list.map((_, index) => index * 5), hovertemplate: "%{y} % had been unused for %{x:.3s}s or less<extra></extra>" })),
     layout: { xaxis: { title: { text: "s without use" } }, yaxis: { title: { text: "% of them" }, range: [0, 100] } },
-  }), { label: told.map(([name, list]) => `${name}: half within ${seconds(list[10])}`).join("; ") });
+  }), {
+    label: told.map(([name, list]) => `${name}: half within ${seconds(list[10])}`).join("; "),
+    numbers: { columns: [{ name: "what", key: 0 }, { name: "share of them", num: true, value: (row) => percent(row[1]) }, { name: "within", num: true, value: (row) => seconds(row[2]) }], rows: told.flatMap(([name, list]) => list.map((value, index) => [name, index * 0.05, value])) },
+  });
 }
 
 function states(used, cached, reserved, total) {

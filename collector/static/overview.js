@@ -1,18 +1,47 @@
 /* The overview: its live part comes by server-sent events, the last hour as a chart that is asked for every half minute. */
 import { get } from "/static/api.js";
-import { chart, nothing } from "/static/chart.js";
-import { $, date, fill, localise, seconds, time } from "/static/dom.js";
+import { chart, highest, nothing } from "/static/chart.js";
+import { $, date, fill, localise, renew, seconds, time } from "/static/dom.js";
 
 localise();
 
+const node = $("now");
 const pulse = $("pulse");
-const source = new EventSource("/live");
-source.addEventListener("now", (event) => {
-  $("now").innerHTML = JSON.parse(event.data);
-  localise($("now"));
-  fill(pulse, "Live, as of ", time(Date.now() * 1e6, { short: true }), ".");
-});
-source.addEventListener("error", () => fill(pulse, "The collector does not answer; what is shown is older. Trying again."));
+const RETRY_MS = 10_000;
+
+/** Follow the stream; the browser connects again by itself, unless the collector refused it. */
+function follow() {
+  const source = new EventSource("/live");
+  source.addEventListener("now", (event) => show(JSON.parse(event.data), "Live, as of "));
+  source.addEventListener("error", () => {
+    if (source.readyState === EventSource.CLOSED) refused();
+    else fill(pulse, "The collector does not answer; what is shown is older. Trying again.");
+  });
+}
+
+/** No stream for this reader: ask for one picture, and try the stream again a little later. */
+async function refused() {
+  setTimeout(follow, RETRY_MS);
+  try {
+    const found = await get("/live/once");
+    const why = found.readers >= found.most_readers ? "too many readers" : "the stream was refused";
+    show(found.html, `Live tiles paused: ${why}, polling every ${RETRY_MS / 1000} s. As of `);
+  } catch (error) {
+    fill(pulse, `Live tiles paused: ${error.message}`);
+  }
+}
+
+function show(html, words) {
+  const marked = document.getSelection();
+  if (!marked.isCollapsed && node.contains(marked.anchorNode)) return; // somebody is marking words in it
+  renew(node, () => {
+    node.innerHTML = html;
+    localise(node);
+  });
+  fill(pulse, words, time(Date.now() * 1e6, { short: true }), ".");
+}
+
+follow();
 
 async function hour() {
   const node = $("chart");
@@ -21,7 +50,8 @@ async function hour() {
       get("/api/v1/series", { metric: "ttft", stat: "0.99", by: "worker", window: "-1h/now" }),
       get("/api/v1/marks", { window: "-1h/now" }),
     ]);
-    const shown = found.series.filter((one) => one.points.length).slice(0, 9);
+    const { shown, which } = highest(found.series, 9);
+    $("which").textContent = which;
     if (!shown.length) {
       nothing(node, "No live request arrived in the last hour. Imported runs are under Requests and Diagnosis.");
       return;
@@ -37,7 +67,7 @@ async function hour() {
         shapes: marks.map((mark) => ({ type: "line", x0: date(mark.at_ns), x1: date(mark.at_ns), yref: "paper", y0: 0, y1: 1, line: { dash: "dot", width: 1 } })),
       },
     }), {
-      label: `P99 time to first token of ${shown.length} workers over the last hour`,
+      label: `P99 time to first token of ${shown.length} workers over the last hour${which && `, ${which}`}`,
       numbers: {
         columns: [{ name: "worker", key: 0 }, { name: "from", value: (row) => time(row[1]) }, { name: "P99 TTFT", num: true, value: (row) => seconds(row[2]) }, { name: "requests", num: true, key: 3 }],
         rows: shown.flatMap((one) => one.points.map((point) => [one.labels.worker, ...point])),

@@ -33,9 +33,9 @@ function head(rows, course) {
       ["prompt", cachedOf(row)],
       ["output", row.output_tokens === null ? null : `${count(row.output_tokens)} tokens`],
       ["preempted", row.num_preemptions ? `${count(row.num_preemptions)} times, ${count(row.recomputed_tokens)} tokens computed again` : null],
-      ["ended", [row.finish_reason, row.http_status, row.error].filter(Boolean).join(" · ")],
+      ["ended", [row.finish_reason, row.http_status && `HTTP ${row.http_status}`, row.error].filter(Boolean).join(" · ")],
     ])));
-  fill($("answer"), el("div", { class: "cols" }, boxes), el("p", {}));
+  fill($("answer"), el("div", { class: "cols" }, boxes));
   if (course.truncated.length) $("answer").append(el("p", { class: "warn" }, `Not all of its ${course.truncated.join(", ")} are shown.`));
 }
 
@@ -92,13 +92,21 @@ function drawTokens(rows) {
       x: gaps[index].map((_, token) => token + 2), y: gaps[index], hovertemplate: "token %{x}: %{y:.1f} ms<extra></extra>",
     })),
     layout: { xaxis: { title: { text: "token" } }, yaxis: { title: { text: "after the one before, ms" } }, showlegend: told.length > 1 },
-  }), { label: `Time between tokens; the longest gap is ${seconds(Math.max(...gaps.flat()) / 1e3)}` });
+  }), {
+    label: `Time between tokens; the longest gap is ${seconds(gaps.flat().reduce((most, gap) => Math.max(most, gap), 0) / 1e3)}`,
+    numbers: {
+      columns: [{ name: "seen by", key: 0 }, { name: "token", num: true, value: (row) => count(row[1]) }, { name: "after the one before", num: true, value: (row) => seconds(row[2] / 1e3) }],
+      rows: told.flatMap((row, index) => gaps[index].map((gap, token) => [`${row.vantage} ${row.worker ?? ""}`, token + 2, gap])),
+    },
+  });
 }
 
 function drawSteps(course) {
   const node = $("steps");
   if (!course.steps.length) {
     nothing(node, "Its workers told no steps, so what it waited behind is not known here.");
+  } else if (!course.steps.some((step) => (step.prefill_tokens ?? step.decode_tokens ?? step.recomputed_tokens ?? null) !== null)) {
+    nothing(node, `It lived through ${count(course.steps.length)} steps; none tells its tokens.`);
   } else {
     const middle = (step) => date(step.at_ns - (step.duration_s ?? 0) * 5e8);
     const kind = (name, of) => ({
@@ -114,7 +122,17 @@ function drawSteps(course) {
         kind("recomputed tokens", (step) => step.recomputed_tokens),
       ],
       layout: { barmode: "stack", yaxis: { title: { text: "tokens of the step" } }, xaxis: { title: { text: "time" } } },
-    }), { label: `${course.steps.length} steps while it was there, with the tokens that each computed` });
+    }), {
+      label: `${course.steps.length} steps while it was there, with the tokens that each computed`,
+      numbers: {
+        columns: [
+          { name: "step", num: true, value: (row) => count(row.step) }, { name: "ended", value: (row) => time(row.at_ns) }, { name: "took", num: true, value: (row) => seconds(row.duration_s) },
+          { name: "running", num: true, value: (row) => count(row.num_running) }, { name: "prefill tokens", num: true, value: (row) => count(row.prefill_tokens) },
+          { name: "decode tokens", num: true, value: (row) => count(row.decode_tokens) }, { name: "recomputed", num: true, value: (row) => count(row.recomputed_tokens) },
+        ],
+        rows: course.steps,
+      },
+    });
   }
   if (!course.neighbours.length) return;
   const mine = course.rows.find((row) => row.vantage === "engine") ?? course.rows[0];

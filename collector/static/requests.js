@@ -1,13 +1,14 @@
 /* A list of requests, page after page by its cursor, however many there are. */
 import { address, fillForm, get, values } from "/static/api.js";
-import { $, count, el, fill, say, seconds, table, time } from "/static/dom.js";
+import { $, count, el, fill, line, say, seconds, speak, table, time } from "/static/dom.js";
 
 const PAGE = 100;
 const form = $("ask");
 const list = $("list");
 const more = $("more");
-let rows = [];
+let shown = 0;
 let cursor = null;
+let asked = {};
 let number = 0;
 
 const link = (row) => {
@@ -33,45 +34,54 @@ const COLUMNS = [
   { name: "state", value: (row) => el("span", { class: row.state === "finished" ? null : "bad" }, row.state) },
 ];
 
+/** The first page of what the form asks for, or the next one of what was asked. */
 async function ask(fresh) {
-  const asked = values(form);
-  address.set(asked);
   if (fresh) {
-    rows = [];
+    asked = values(form);
+    address.set(asked);
     cursor = null;
+    more.hidden = true;
     say(list, "Looking …");
   }
   const mine = ++number;
-  more.disabled = true;
+  more.setAttribute("aria-disabled", "true");
   try {
     const page = await get("/api/v1/requests", { ...asked, limit: PAGE, cursor });
     if (mine !== number) return;
-    rows = rows.concat(page.requests);
     cursor = page.next_cursor;
     more.hidden = cursor === null;
-    if (!rows.length) {
-      say(list, `No request matches in ${page.window}. Choose an imported run as the window, or loosen what narrows the list.`);
-      return;
-    }
-    fill(list, table(COLUMNS, rows, {
-      caption: `${count(rows.length)}${cursor === null ? " and no more" : " so far"}, in ${page.window}`,
-      sort: asked.sort ?? "arrival", descending: asked.order !== "asc", onsort: sortBy,
-    }));
+    if (fresh) start(page);
+    else list.querySelector("tbody").append(...page.requests.map((row) => line(COLUMNS, row)));
+    shown = (fresh ? 0 : shown) + page.requests.length;
+    const caption = list.querySelector("caption");
+    if (caption) speak(caption.textContent = `${count(shown)}${cursor === null ? " and no more" : " so far"}, in ${page.window}`);
   } catch (error) {
-    if (mine === number) say(list, error.message, true);
+    if (mine === number && fresh) say(list, error.message, true);
+    else if (mine === number) say($("said"), error.message, true);
   } finally {
-    more.disabled = false;
+    if (mine === number) more.removeAttribute("aria-disabled");
   }
 }
 
-function sortBy(name) {
+/** The table of the first page. */
+function start(page) {
+  fill($("said"));
+  if (!page.requests.length) {
+    say(list, `No request matches in ${page.window}. Choose an imported run as the window, or loosen what narrows the list.`);
+    return;
+  }
+  fill(list, table(COLUMNS, page.requests, { caption: page.window, sort: asked.sort ?? "arrival", descending: asked.order !== "asc", onsort: sortBy }));
+}
+
+async function sortBy(name) {
   const again = form.elements.sort.value === name;
   form.elements.order.value = again && form.elements.order.value === "desc" ? "asc" : "desc";
   form.elements.sort.value = name;
-  ask(true);
+  await ask(true);
+  list.querySelector("th[aria-sort] button")?.focus({ preventScroll: true });
 }
 
 fillForm(form, address.all());
 form.addEventListener("submit", (event) => { event.preventDefault(); ask(true); });
-more.addEventListener("click", () => ask(false));
+more.addEventListener("click", () => { if (!more.hasAttribute("aria-disabled")) ask(false); });
 ask(true);

@@ -17,7 +17,7 @@ async function show() {
       el("p", { class: "verdict" }, `In ${found.window}: changes of ${metrics} can be judged, and ${able} of ${found.causes.length} causes.`),
       table([
         { name: "cause", value: (row) => el("code", {}, row.cause) },
-        { name: "", value: (row) => el("span", { class: `word ${row.lacks.length ? "warn" : "good"}` }, row.lacks.length ? "not observable" : "can be judged") },
+        { name: "here", value: (row) => el("span", { class: `word ${row.lacks.length ? "warn" : "good"}` }, row.lacks.length ? "not observable" : "can be judged") },
         { name: "what it is", key: "summary", wrap: true },
         { name: "lacks", wrap: true, value: (row) => row.lacks.flatMap((name, index) => [index ? ", " : "", el("code", {}, name)]) },
       ], found.causes));

@@ -1,7 +1,7 @@
 /* The SQL console: one statement, its rows as a table, as a chart where that makes sense, as CSV and Arrow. */
 import { address, post } from "/static/api.js";
-import { chart } from "/static/chart.js";
-import { $, count, el, fill, say, table } from "/static/dom.js";
+import { chart, plain } from "/static/chart.js";
+import { $, count, el, fill, say, speak, table } from "/static/dom.js";
 
 const form = $("ask");
 const text = form.elements.sql;
@@ -20,7 +20,7 @@ async function run() {
   address.set({ sql: text.value });
   say(answer, "Running …");
   $("chart").hidden = true;
-  $("run").disabled = true;
+  $("run").setAttribute("aria-disabled", "true");
   $("stop").disabled = false;
   $("csv").disabled = true;
   const started = performance.now();
@@ -31,7 +31,7 @@ async function run() {
     last = null;
     say(answer, error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   } finally {
-    $("run").disabled = false;
+    $("run").removeAttribute("aria-disabled");
     $("stop").disabled = true;
   }
 }
@@ -43,7 +43,9 @@ function show(found, took) {
   const columns = found.columns.map((column, index) => ({ name: column.name, num: isNumber(column.type), value: (row) => shown(row[index]) }));
   const cut = found.truncated ? `, and more that were cut off` : "";
   const rest = found.rows.length > SHOWN ? `; the first ${SHOWN} are shown, CSV has all` : "";
-  fill(answer, table(columns, found.rows.slice(0, SHOWN), { caption: `${count(found.rows.length)} rows${cut} in ${took.toFixed(2)} s${rest}` }));
+  const caption = `${count(found.rows.length)} ${found.rows.length === 1 ? "row" : "rows"}${cut} in ${took.toFixed(2)} s${rest}`;
+  fill(answer, table(columns, found.rows.slice(0, SHOWN), { caption }));
+  speak(caption);
   $("csv").disabled = !found.rows.length;
   draw(found);
 }
@@ -64,7 +66,7 @@ function draw(found) {
       const rows = group === null ? found.rows : found.rows.filter((row) => row[names] === group);
       return { type: isTime ? "scatter" : "bar", mode: "lines", name: group ?? measure.name, x: rows.map((row) => row[axis]), y: rows.map((row) => row[place]) };
     }),
-    layout: { xaxis: { title: { text: found.columns[axis].name } }, yaxis: { title: { text: measure.name } }, showlegend: groups.length > 1 },
+    layout: { xaxis: { title: { text: plain(found.columns[axis].name) } }, yaxis: { title: { text: plain(measure.name) } }, showlegend: groups.length > 1 },
   }), { label: `${measure.name} by ${found.columns[axis].name}` });
 }
 

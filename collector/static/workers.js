@@ -1,23 +1,25 @@
 /* Workers beside each other: what ran and waited, how slow, how much was found, what routing cost, and hotspots. */
 import { address, fillForm, get, values } from "/static/api.js";
-import { chart, colour, nothing } from "/static/chart.js";
-import { $, count, date, el, facts, fill, percent, say, seconds, table, three, time } from "/static/dom.js";
+import { chart, highest, nothing } from "/static/chart.js";
+import { $, count, date, el, facts, fill, percent, say, speak, seconds, table, three, time } from "/static/dom.js";
 
 const form = $("ask");
 const RECENT = "-15m/now";
+const MOST_LINES = 16;
 let number = 0;
 
 const lines = (node, found, unit, what) => {
-  const shown = found.series.filter((one) => one.points.length).slice(0, 64);
+  const { shown, which } = highest(found.series, MOST_LINES);
+  $(`${node.id}-which`).textContent = which;
   if (!shown.length) return nothing(node, `Nobody told ${what} in this window.`);
   return chart(node, () => ({
     data: shown.map((one) => ({
       type: "scatter", mode: "lines", name: one.labels.worker ?? "no name", x: one.points.map((point) => date(point[0])), y: one.points.map((point) => point[1]),
       hovertemplate: `%{y:.3s} ${unit}<extra>%{fullData.name}</extra>`,
     })),
-    layout: { yaxis: { title: { text: `${what}, ${unit}` } }, xaxis: { title: { text: "time" } }, showlegend: shown.length <= 12 },
+    layout: { yaxis: { title: { text: `${what}, ${unit}` } }, xaxis: { title: { text: "time" } }, showlegend: true },
   }), {
-    label: `${what} of ${shown.length} workers over time`,
+    label: `${what} of ${shown.length} workers over time${which && `, ${which}`}`,
     numbers: { columns: [{ name: "worker", key: 0 }, { name: "from", value: (row) => time(row[1]) }, { name: `${what}, ${unit}`, num: true, value: (row) => three(row[2]) }], rows: shown.flatMap((one) => one.points.map((point) => [one.labels.worker, ...point])) },
   });
 };
@@ -41,12 +43,15 @@ async function show() {
     part(Promise.all([get("/api/v1/series", { metric: "step.num_running", stat: "mean", by: "worker", window }), get("/api/v1/series", { metric: "step.num_waiting_prefill", stat: "mean", by: "worker", window })]),
       ([running, waiting]) => lines($("load"), { series: [...waiting.series.map((one) => ({ ...one, labels: { worker: `${one.labels.worker} waiting` } })), ...running.series.map((one) => ({ ...one, labels: { worker: `${one.labels.worker} running` } }))] }, "requests", "in a step"), [$("load")]),
     part(get("/api/v1/series", { metric: "ttft", stat: "0.99", by: "worker", window }), (found) => lines($("ttft"), found, "s", "P99 TTFT"), [$("ttft")]),
-    part(get("/api/v1/hotspots", { suspect: window, baseline: asked.baseline }), (found) => { judged(found, window); balance(found, window); }, [$("verdict")]),
+    part(hitsAndLoad(window), balance, [$("balance")]),
+    part(get("/api/v1/hotspots", { suspect: window, baseline: asked.baseline }), (found) => judged(found, window), [$("verdict"), $("regret"), $("hotspots"), $("prefixes")]),
   ]);
 }
 
 function judged(found, window) {
-  fill($("verdict"), el("p", { class: "verdict" }, el("span", { class: `word ${found.status === "hotspots" ? "warn" : found.status === "none" ? "good" : "soft"}` }, found.status.replaceAll("_", " ")), " ", found.verdict));
+  speak(found.verdict);
+  fill($("verdict"), el("p", { class: "verdict" }, el("span", { class: `word ${found.status === "hotspots" ? "warn" : found.status === "none" ? "good" : "soft"}` }, found.status.replaceAll("_", " ")), " ", found.verdict),
+    el("p", {}, el("a", { href: `/api/v1/reports?${new URLSearchParams({ suspect: window, format: "html" })}`, target: "_blank" }, "the postmortem of this window"), ", against a baseline chosen by rule"));
   const workers = found.regret?.by_worker ?? [];
   if (!workers.length) nothing($("regret"), found.has_routes ? "No decision could be judged." : "No router sends its decisions, so what they cost is not known.");
   else chart($("regret"), () => ({
@@ -65,23 +70,22 @@ function judged(found, window) {
   else fill($("prefixes"), table([{ name: "prefix", value: (row) => el("code", {}, row.prefix) }, { name: "decisions", num: true, value: (row) => count(row.decisions) }, { name: "regret", num: true, value: (row) => seconds(row.regret_s) }], prefixes));
 }
 
-async function balance(found, window) {
-  const workers = found.regret?.by_worker ?? [];
+const hitsAndLoad = (window) => Promise.all(["cached_tokens", "prompt_tokens"].map((metric) => get("/api/v1/series", { metric, stat: "sum", by: "worker", window })));
+
+function balance([hits, requests]) {
   const node = $("balance");
-  try {
-    const [hits, requests] = await Promise.all([get("/api/v1/series", { metric: "cached_tokens", stat: "sum", by: "worker", window }), get("/api/v1/series", { metric: "prompt_tokens", stat: "sum", by: "worker", window })]);
-    const total = (one) => one.points.reduce((sum, point) => sum + (point[1] ?? 0), 0);
-    const served = Object.fromEntries(requests.series.map((one) => [one.labels.worker, { tokens: total(one), n: one.points.reduce((sum, point) => sum + point[2], 0) }]));
-    const points = hits.series.filter((one) => served[one.labels.worker]?.tokens).map((one) => ({ worker: one.labels.worker, n: served[one.labels.worker].n, rate: total(one) / served[one.labels.worker].tokens }));
-    if (!points.length) return nothing(node, "Nobody told cached tokens in this window.");
-    const mean = points.reduce((sum, one) => sum + one.n, 0) / points.length;
-    return chart(node, () => ({
-      data: [{ type: "scatter", mode: "markers+text", x: points.map((one) => one.n / mean), y: points.map((one) => one.rate * 100), text: points.length <= 16 ? points.map((one) => one.worker) : undefined, textposition: "top center", marker: { size: 11, color: colour("--c0") }, customdata: points.map((one) => [one.worker, count(one.n)]), hovertemplate: "%{customdata[0]}: %{x:.2f} times the mean load, %{y:.1f} % of tokens found<extra></extra>" }],
-      layout: { xaxis: { title: { text: "load, times the mean" }, rangemode: "tozero" }, yaxis: { title: { text: "tokens found, %" } } },
-    }), { label: `Load against hit rate of ${points.length} workers`, numbers: { columns: [{ name: "worker", key: "worker" }, { name: "requests", num: true, key: "n" }, { name: "token hit rate", num: true, value: (row) => percent(row.rate) }], rows: points } });
-  } catch (error) {
-    return nothing(node, error.message);
-  }
+  const total = (one) => one.points.reduce((sum, point) => sum + (point[1] ?? 0), 0);
+  const served = Object.fromEntries(requests.series.map((one) => [one.labels.worker, { tokens: total(one), n: one.points.reduce((sum, point) => sum + point[2], 0) }]));
+  const points = hits.series.filter((one) => served[one.labels.worker]?.tokens).map((one) => ({ worker: one.labels.worker, n: served[one.labels.worker].n, rate: total(one) / served[one.labels.worker].tokens }));
+  if (!points.length) return nothing(node, "Nobody told cached tokens in this window.");
+  const mean = points.reduce((sum, one) => sum + one.n, 0) / points.length;
+  return chart(node, () => ({
+    data: (points.length <= MOST_LINES ? points.map((one) => [one]) : [points]).map((some) => ({
+      type: "scatter", mode: "markers", name: some.length === 1 ? some[0].worker ?? "no name" : "workers", x: some.map((one) => one.n / mean), y: some.map((one) => one.rate * 100), marker: { size: 11 },
+      customdata: some.map((one) => [one.worker ?? "no name", count(one.n)]), hovertemplate: "%{customdata[0]}: %{x:.2f} times the mean load, %{y:.1f} % of tokens found<extra></extra>", cliponaxis: false,
+    })),
+    layout: { xaxis: { title: { text: "load, times the mean" }, rangemode: "tozero" }, yaxis: { title: { text: "tokens found, %" } }, showlegend: points.length <= MOST_LINES },
+  }), { label: `Load against hit rate of ${points.length} workers`, numbers: { columns: [{ name: "worker", key: "worker" }, { name: "requests", num: true, key: "n" }, { name: "token hit rate", num: true, value: (row) => percent(row.rate) }], rows: points } });
 }
 
 fillForm(form, address.all());

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from collector.pages.frame import WAYS
+from collector.pages.overview import MOST_WATCHERS
 from tests.browser import browser_page
 from tests.conftest import Ended
 from tests.integration.collector_harness import Collector, request_row, running, step_row
@@ -81,7 +82,7 @@ def opened(url: str, shown: Shown, **how: int) -> Iterator[tuple[Page, list[str]
 
 
 def kept(page: Page, name: str) -> None:
-    """Keep the picture where SCREENSHOTS says, for people to look at."""
+    """Keep the picture where SCREENSHOTS says, for people to look at: `make test` sets it to build/screenshots."""
     folder = os.environ.get("SCREENSHOTS")
     if folder:
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
@@ -118,7 +119,7 @@ def test_pages_have_something_to_say_where_nothing_is_stored(tmp_path: Path) -> 
         "/requests": "No request matches",
         "/diagnosis": "No request is stored there",
         "/workers": "Nobody told P99 TTFT",
-        "/kv": "No worker told its steps",
+        "/kv": "No worker told its steps or blocks",
         "/capacity": "Choose a window or a run",
         "/experiments": "No run is imported",
         "/sight": "no latency can be judged",
@@ -153,6 +154,37 @@ def test_overview_follows_what_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
+def test_a_reader_for_whom_the_stream_has_no_room_polls_until_it_has(tmp_path: Path) -> None:
+    """The 33rd is answered with 503 and when to try again; the page says so, shows new rows all the same, and follows live when somebody left."""
+    with running(tmp_path / "full.duckdb") as collector, ExitStack() as readers:
+        held: list[Iterator[str]] = []
+        for _ in range(MOST_WATCHERS):
+            stream = readers.enter_context(collector.client.stream("GET", "/live", timeout=60))
+            held.append(stream.iter_lines())  # a reader that is forgotten hangs up
+            assert next(held[-1]) == "event: now"
+        with collector.client.stream("GET", "/live") as refused:
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+            assert "urn:kvscope:error:too-many-readers" in refused.read().decode()
+        pages = readers.enter_context(browser_page())
+        page, _ = pages
+        page.goto(collector.url + "/")
+        page.get_by_text("Live tiles paused: too many readers, polling every 10 s").wait_for(timeout=20_000)
+        now = time.time_ns()
+        collector.post({"step": [step_row(1, worker="w-late", at_ns=now, num_running=3)]}, source="page-test")
+        page.locator("#now").get_by_text("w-late").wait_for(timeout=30_000)
+        stream.close()
+        page.get_by_text("Live, as of").wait_for(timeout=30_000)
+
+
+@pytest.mark.server
+def test_the_capacity_page_says_whether_caching_would_pay(lab: Collector) -> None:
+    """Its sentence beside the numbers it rests on; where prompts do not tell their lengths, that."""
+    with opened(lab.url, PAGES["capacity"]) as (page, _):
+        page.locator("#caching").get_by_text("Would caching pay here?").wait_for(timeout=20_000)
+        assert "look-up of a request" in page.locator("#caching").inner_text()
+
+
+@pytest.mark.server
 def test_collector_stops_while_somebody_watches(tmp_path: Path) -> None:
     """The stream of the overview ends with the collector and does not hold it up."""
     started = time.monotonic()
@@ -171,7 +203,7 @@ def test_console_runs_by_keyboard_and_saves_csv(lab: Collector) -> None:
         page.goto(f"{lab.url}/sql")
         page.locator("textarea").fill("SELECT 'a,\"b\"' AS text, 1.5 AS number")
         page.locator("textarea").press("Control+Enter")
-        page.get_by_text("1 rows in").wait_for(timeout=60_000)
+        page.get_by_text("1 row in").first.wait_for(timeout=60_000)
         with page.expect_download() as saved:
             page.get_by_role("button", name="CSV").click()
         assert saved.value.path().read_bytes() == b'text,number\r\n"a,""b""",1.5'
