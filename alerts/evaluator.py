@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from alerts.condition import RUNBOOKS, Check, Look, text_of
-from alerts.lifecycle import Pace, carried_on, claim, confirmed, confirming_window
+from alerts.lifecycle import Pace, carried_on, claim, confirmed, confirming_window, rebased
 from engine_probe.errors import KvscopeError, NotReady
 from store.alert_book import AlertBook
 from store.alert_rows import Alert, Changes
@@ -68,7 +68,7 @@ class Evaluator:
         """Look once; answers with the alerts that changed, which are on disk by then. Raises NotReady where the collector stops."""
         end_ns = now_ns - self._rhythm.settle_ns
         window = Window(end_ns - self._rhythm.window_ns, end_ns)
-        held = [alert for alert in self._book.open_alerts() if alert.origin == "evaluator"]
+        held = self._held(end_ns)
         if not held and (self._is_empty(window) or self._is_as_before(end_ns)):
             return []
         changed: list[Alert] = []
@@ -85,9 +85,20 @@ class Evaluator:
                 log.info("alert changed", extra={"alert_id": alert.alert_id, "state": alert.state, **_named(alert)})
         return changed
 
+    def _held(self, end_ns: int) -> list[Alert]:
+        """Open alerts of ours; those that a clock which was set back since would hold up are written as of now."""
+        found = [alert for alert in self._book.open_alerts() if alert.origin == "evaluator"]
+        held = [rebased(alert, end_ns) for alert in found]
+        moved = tuple(now for before, now in zip(found, held, strict=True) if now is not before)
+        if moved:
+            self._book.save(Changes(alerts=moved))
+        return held
+
     def _is_as_before(self, end_ns: int) -> bool:
         """Every check saw all that the window holds, and found nothing."""
-        return self._seen_until_ns is not None and self._is_old(Window(self._seen_until_ns, end_ns))
+        if self._seen_until_ns is None or self._seen_until_ns > end_ns:  # the clock was set back
+            return False
+        return self._is_old(Window(self._seen_until_ns, end_ns))
 
     def _tried(self, check: Check, held: list[Alert], window: Window, now_ns: int, changed: list[Alert]) -> bool:
         """Add what one check changes; False where it failed, which it tells. Raises NotReady."""

@@ -42,7 +42,9 @@ def claim(condition: Condition, window: Window, baseline: str | None, last: Aler
     last   the newest episode of the same fingerprint, which has ended
     """
     start, end = _ends(window)
-    if last is not None and last.state == "dismissed" and start < last.claimed_until_ns:
+    if (
+        last is not None and last.state == "dismissed" and start < last.claimed_until_ns <= end
+    ):  # later: of a clock set back
         return None
     return Alert(
         alert_id=f"{condition.fingerprint}-{end}",
@@ -57,6 +59,14 @@ def claim(condition: Condition, window: Window, baseline: str | None, last: Aler
         updated_ns=now_ns,
         baseline=baseline,
     )
+
+
+def rebased(alert: Alert, end_ns: int) -> Alert:
+    """The alert as it would be had its windows ended by now: where they ended later, the clock was set back, and it waits no longer for that."""
+    if max(alert.claimed_until_ns, alert.last_seen_ns) <= end_ns:
+        return alert
+    claimed, seen = min(alert.claimed_until_ns, end_ns), min(alert.last_seen_ns, end_ns)
+    return replace(alert, claimed_until_ns=claimed, last_seen_ns=seen)
 
 
 def confirming_window(alert: Alert, pace: Pace, end_ns: int) -> Window | None:

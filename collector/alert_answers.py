@@ -88,7 +88,10 @@ def end_silence(book: AlertBook, silence_id: str, now_ns: int) -> dict[str, Any]
 
 
 def replay(book: AlertBook, ids: Sequence[str], *, every: bool, now_ns: int) -> list[str]:
-    """Put dead letters back into the queue, with as much time as a new message has. Raises AlertMisuse, NotFound."""
+    """Put dead letters back into the queue, with as much time as a new message has. Raises AlertMisuse, NotFound.
+
+    One that was never written, because its template failed, is none that could be sent: it is forgotten, and not among the answers.
+    """
     if bool(ids) == every:
         raise AlertMisuse("say which dead letters: their ids, or all of them (and not both)")
     dead = book.deliveries("dead", ids=None if every else list(ids), limit=10_000)
@@ -99,8 +102,10 @@ def replay(book: AlertBook, ids: Sequence[str], *, every: bool, now_ns: int) -> 
     again = tuple(
         replace(delivery, state="waiting", attempts=0, created_ns=now_ns, next_ns=now_ns, ended_ns=None)
         for delivery in dead
+        if delivery.body
     )
-    book.save(Changes(deliveries=again))
+    unwritten = tuple(delivery.delivery_id for delivery in dead if not delivery.body)
+    book.save(Changes(deliveries=again, discarded=unwritten))
     return [delivery.delivery_id for delivery in again]
 
 

@@ -115,6 +115,8 @@ class AlertBook:
             for key in changes.forgotten:
                 _execute(cursor, sa.delete(ALERT_GROUP).where(_is(ALERT_GROUP, ("receiver", "group_key"), key)))
             _put_deliveries(cursor, changes.deliveries)
+            if changes.discarded:
+                _execute(cursor, sa.delete(ALERT_DELIVERY).where(ALERT_DELIVERY.c.delivery_id.in_(changes.discarded)))
             ended = ALERT.c.state.not_in(OPEN_STATES)
             _prune(cursor, ALERT, ALERT.c.alert_id, ended, ALERT.c.updated_ns, KEPT_ALERTS)
             for state in ("delivered", "dead"):

@@ -91,10 +91,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What becomes true together: rows written by their key, groups forgotten by theirs."""
+    """What becomes true together: rows written by their key, groups and messages forgotten by theirs."""
 
     alerts: tuple[Alert, ...] = ()
     groups: tuple[Group, ...] = ()
     forgotten: tuple[tuple[str, str], ...] = ()
     deliveries: tuple[Delivery, ...] = ()
+    discarded: tuple[str, ...] = ()
     silences: tuple[Silence, ...] = ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alerts.condition import Condition, Look
-from alerts.lifecycle import MOST_LOOKS, Pace, carried_on, claim, confirmed, confirming_window
+from alerts.lifecycle import MOST_LOOKS, Pace, carried_on, claim, confirmed, confirming_window, rebased
 from store.alert_rows import Alert
 from store.interface import Window
 
@@ -75,6 +77,17 @@ def test_it_resolves_after_the_cool_down_and_not_for_one_quiet_look() -> None:
     assert at_800.state == "firing"
     resolved = carried_on(at_800, [QUIET], Window(600, 900), PACE, now_ns=930)
     assert (resolved.state, resolved.ends_ns) == ("resolved", 930)
+
+
+def test_a_clock_that_is_set_back_holds_up_no_alert() -> None:
+    """Seen last by a clock that was ahead: what is quiet from now on for the cool-down is resolved, and claims can be made again."""
+    ahead = replace(_fired(), last_seen_ns=9_000, claimed_until_ns=9_000)
+    now = rebased(ahead, 700)
+    assert (now.last_seen_ns, now.claimed_until_ns) == (700, 700)
+    assert rebased(now, 700) is now
+    assert carried_on(now, [QUIET], Window(600, 900), PACE, now_ns=930).state == "resolved"
+    dismissed = replace(ahead, state="dismissed")
+    assert claim(SLOW, Window(400, 700), "0/50", dismissed, now_ns=730) is not None
 
 
 def test_an_alert_that_flaps_fires_once() -> None:
