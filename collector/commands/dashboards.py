@@ -69,7 +69,7 @@ def check(
     """Ask a real Prometheus every expression of every dashboard: does it parse, does it return data? Exit 1 where one does not.
 
     Without --prometheus it starts an installed Prometheus, a collector and a fleet that lives now (the embedded engine), and asks the
-    collector's API every query of the tables too. With it, the last hour is asked for, and an expression may be empty because nothing tells it: that is said, and is no failure.
+    collector's API every query of the tables too. With it, the last hour is asked for, and an expression may be empty because nothing tells it: that is said, and is no failure; that all of them are is one.
     """
     from dashboards.build import stored, targets
 
@@ -94,7 +94,13 @@ def check(
         emit_json({"stale": stale, "checked": found, "failed": len(failed)})
     else:
         emit(_told(found, stale))
-    if failed or stale:
+    is_blind = prometheus is not None and not any(one.status == "ok" for one in found)
+    if is_blind:
+        say(
+            f"{prometheus} has nothing of a collector in the last hour: it scrapes none; add one to its scrape_configs "
+            "(examples/monitoring/prometheus.yml)"
+        )
+    if failed or stale or is_blind:
         raise typer.Exit(EXIT_FINDING)
 
 
