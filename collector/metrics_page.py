@@ -6,6 +6,7 @@ which Prometheus asks for, buckets of TTFT and E2E name a request as their exemp
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +26,13 @@ from collector.latencies import Latencies
 from collector.live import Live
 from collector.meters import Meters
 from collector.worker_gauges import worker_gauges
+from engine_probe.errors import KvscopeError
 from engine_probe.events import column
 from store import metric_catalogue as names
 from store.interface import Store, StoreStats
 from store.metrics import SLO_GOAL
+
+log = logging.getLogger(__name__)
 
 HISTOGRAMS: Final = {
     "ttft": names.TTFT,
@@ -226,7 +230,15 @@ class _OfCollector:
         yield from (received, offset, error, missing)
 
     def _of_store(self) -> Iterator[Metric]:
-        stats = self.fresh_stats()
+        try:
+            stats = self.fresh_stats()
+        except (
+            KvscopeError
+        ) as error:  # busy, or without memory for a query: the page is worth having with older numbers, or none
+            log.warning("store not measured", extra={"reason": error.message})
+            if self._stats is None:
+                return
+            stats = self._stats[1]
         yield _one(names.STORE_BYTES, stats.bytes)
         rows = metric_of(names.STORE_ROWS)
         for kind, count in stats.rows.items():
