@@ -97,5 +97,5 @@ class Changes:
     groups: tuple[Group, ...] = ()
     forgotten: tuple[tuple[str, str], ...] = ()
     deliveries: tuple[Delivery, ...] = ()
-    discarded: tuple[str, ...] = ()
     silences: tuple[Silence, ...] = ()
+    discarded: tuple[str, ...] = ()
