@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, Final
 
 WIDTH: Final = 940
+FEW_POINTS: Final = 5
 _LEFT: Final = 64
 _RIGHT: Final = 16
 
@@ -56,7 +57,7 @@ def lines(
     length_s: float,
 ) -> str:
     """Values over the seconds since each window began, windows laid over each other; moments are drawn upright, numbered."""
-    height, top, bottom = 250, 26, 40
+    height, top, bottom = 268, 44, 40
     values = [value for points in series.values() for _, value in points]
     highest = max(values, default=1.0)
     y = _scale(0.0, highest, height - bottom, top)
@@ -71,9 +72,11 @@ def lines(
     for place, (name, points) in enumerate(series.items()):
         path = " ".join(f"{x(at_s):.1f},{y(value):.1f}" for at_s, value in points)
         parts.append(f'<polyline class="line{place}" points="{path}"/>')
-        parts.append(
-            f'<text class="legend line{place}" x="{_LEFT + 8 + place * 110}" y="{top + 10}">{escape(name)}</text>'
-        )
+        if len(points) < FEW_POINTS:  # one alone is no line
+            parts += [
+                f'<circle class="line{place}" cx="{x(at_s):.1f}" cy="{y(value):.1f}" r="4"/>' for at_s, value in points
+            ]
+        parts.append(f'<text class="legend line{place}" x="{_LEFT + 8 + place * 110}" y="14">{escape(name)}</text>')
     for tick in _ticks(0.0, length_s, 6):
         parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{height - bottom + 16}">{escape(say(tick))}</text>')
     parts.append(f'<text class="axis" x="{(WIDTH + _LEFT) / 2:.0f}" y="{height - 4}">since the window began</text>')

@@ -44,7 +44,11 @@ def impact_sentence(impact: Mapping[str, Any]) -> str:
 def _remedy_sentence(verdict: Mapping[str, Any]) -> str:
     if not verdict["causes"]:
         experiment = verdict["next_experiment"]
-        return _sentence(f"Next: {experiment['statement']}") if experiment else "Nothing has to be changed for it."
+        if experiment:
+            return _sentence(f"Next: {experiment['statement']}")
+        if verdict["status"] == "no_change":
+            return "Nothing has to be changed for it."
+        return "What to change cannot be said: no cause is named, and what was sent does not separate them."
     first = verdict["causes"][0]
     remedy = first["remedy"][0] if first["remedy"] else "see the runbook of the cause"
     return _sentence(f"What to do first (confidence {first['confidence_word']}): {remedy}")

@@ -208,6 +208,32 @@ def test_window_without_requests_is_said(store: Store) -> None:
     assert "No request of these windows tells its TTFT" in page
 
 
+def test_series_of_one_point_is_seen_and_names_stand_above_the_lines() -> None:
+    """A window of one request has no line to draw; the names lie above the highest value."""
+    drawing = ElementTree.fromstring(
+        svg.lines({"baseline": [(0.0, 1.0), (9.0, 1.0)], "suspect": [(2.0, 9.0)]}, [], seconds, 10.0)
+    )
+    dots = [one for one in drawing.iter() if one.tag == "circle" and one.get("class") == "line1"]
+    names = [float(one.get("y", 0)) for one in drawing.iter() if "legend" in one.get("class", "")]
+    assert len(dots) == 1
+    assert max(names) < float(dots[0].get("cy", 0)) - 12
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("no_change", "Nothing has to be changed"),
+        ("explained", "cannot be said"),
+        ("not_distinguishable", "cannot be said"),
+    ],
+)
+def test_summary_promises_nothing_where_no_cause_is_named(store: Store, status: str, said: str) -> None:
+    """That nothing has to be changed is said of windows that do not differ, and of no others."""
+    put(store)
+    told = verdict() | {"status": status, "causes": [], "next_experiment": None}
+    assert said in summary(told, incident(store, told))[2]
+
+
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=9), st.floats(0.001, 10))
 def test_waterfall_holds_every_bar_within_its_frame(parts: list[float], start: float) -> None:
     """Whatever the signs of the parts, and each is named."""
