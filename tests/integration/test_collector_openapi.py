@@ -31,6 +31,7 @@ DESIGNED = {
     ("get", "/api/v1/runs"),
     ("get", "/api/v1/sight"),
     ("get", "/live"),
+    ("get", "/live/once"),
     ("get", "/api/v1/series"),
     ("get", "/api/v1/diagnosis"),
     ("get", "/api/v1/findings"),
