@@ -70,7 +70,8 @@ RULES: Final[tuple[Rule, ...]] = (
         "KvscopeBatchesRejected",
         grew(INGEST_REJECTED, "10m", "reason"),
         "batches are refused ({{ $labels.reason }})",
-        "{{ $value | humanize }} batches of 10 minutes were refused: {{ $labels.reason }}. What they held is not stored.",
+        "{{ $value | humanize }} batches of 10 minutes were refused: {{ $labels.reason }}. What they held is not stored; where the reason "
+        "passes (disk-full, too-many-batches) their senders keep it and try again.",
         wait="5m",
         labels=_LABELS,
         todo=("the sender's log has the problem document: kind, row, column, value and what was expected",),
