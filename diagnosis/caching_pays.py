@@ -135,7 +135,7 @@ def _sentence(
         would += f" ({percent(served)} are served as it is)"
     if pays is None or saved_s is None or even is None:
         return f"Would caching pay here? In tokens: {would}; what a token costs cannot be told, since no prefill times were recorded."
-    said = "Yes" if pays else "No"
+    said = "Yes" if pays else "No more than it does already" if served else "No"
     text = (
         f"Would caching pay here? {said}: {would}, {seconds(saved_s)} of prefill a request against {seconds(lookup_s)} for its look-up. "
         f"It pays from a hit rate of {percent(even)} on."

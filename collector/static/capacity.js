@@ -48,7 +48,7 @@ function worth(caching) {
     say($("caching"), "The prompts of this window do not tell how many tokens they have, so what a cache would save cannot be said.");
     return;
   }
-  const [word, kind] = caching.pays === null ? ["not known", "soft"] : caching.pays ? ["it pays", "good"] : ["it does not pay", "warn"];
+  const [word, kind] = caching.pays === null ? ["not known", "soft"] : caching.pays ? ["it pays", "good"] : caching.served_ratio ? ["in use already", "soft"] : ["it does not pay", "warn"];
   const pair = (times) => times && `mean ${seconds(times[0])}, P99 ${seconds(times[1])}`;
   fill($("caching"), el("p", { class: "verdict" }, el("span", { class: `word ${kind}` }, word), " ", caching.sentence), facts([
     ["served from a cache as it was", caching.served_ratio === null ? null : percent(caching.served_ratio)], ["would be served", percent(caching.hit_ratio)],

@@ -71,6 +71,13 @@ def test_what_is_shared_is_worth_its_prefill() -> None:
     assert "Would caching pay here? Yes" in found.sentence
 
 
+def test_what_a_cache_serves_already_is_not_said_to_be_worth_nothing() -> None:
+    """All that a cache could find was found: a cache of that size gains no more, which is no word against the one that is there."""
+    found = asked([row | {"cached_tokens": 160 if number else 0} for number, row in enumerate(rows())])
+    assert (found.pays, found.saved_s) == (False, 0.0)
+    assert "Would caching pay here? No more than it does already: " in found.sentence
+
+
 def test_prompts_that_share_nothing_do_not_pay() -> None:
     """Nothing is found, and every request pays for its look-up."""
     found = asked(rows(shared=False))
