@@ -41,6 +41,7 @@ _EMBEDDING: Final = (
 _NEVER_GLOBAL: Final = (
     ipaddress.IPv4Network("192.88.99.0/24"),  # 6to4 relays
     ipaddress.IPv6Network("fec0::/10"),  # site-local, deprecated
+    ipaddress.IPv6Network("3fff::/20"),  # documentation, RFC 9637
 )
 
 
