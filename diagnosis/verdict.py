@@ -146,7 +146,7 @@ def confidence_word(value: float) -> str:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None  # numpy's own is a float too, and no JSON encoder's
     if isinstance(value, dict):
         return {str(k): _clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -387,3 +387,14 @@ def test_the_traffic_changed_without_a_claim() -> None:
 def test_direction(found: Any, made: Any, down: bool) -> None:
     """The direction is that of the number that carries the verdict."""
     assert fell(made, found) is down
+
+
+def test_a_document_holds_plain_numbers() -> None:
+    """numpy's float64 is a float in Python, and an encoder of JSON refuses it all the same."""
+    import numpy as np
+
+    from diagnosis.verdict import _clean
+
+    found = _clean({"a": np.float64(0.5), "b": [np.float64("nan"), np.int64(3), np.float32(1.0)]})
+    assert found == {"a": 0.5, "b": [None, 3, 1.0]}
+    assert [type(found["a"]), *map(type, found["b"])] == [float, type(None), int, float]
