@@ -59,6 +59,18 @@ class Threshold:
         return bool(statistic >= self.value)
 
 
+def all_reached(*asked: tuple[Threshold, float]) -> bool:
+    """Whether every statistic reaches its threshold, for a judgement that needs them all.
+
+    Chance has to reach all of them at once to mislead, so a statistic is told only where the others are reached, and else 0: what one of
+    them does alone, in pairs where another is far away, raises no threshold.
+    """
+    missed = [one for one, statistic in asked if not statistic >= one.value]
+    for one, statistic in asked:
+        one.note(statistic if all(other is one for other in missed) else 0.0)
+    return not missed
+
+
 def threshold(name: str, *, least: float, unit: str, says: str, why: str) -> Threshold:
     """Declare one; a name is used once."""
     found = Threshold(name, least, unit, says, why)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from diagnosis.calibration import threshold
+from diagnosis.calibration import all_reached, threshold
 from diagnosis.facts import F64, Facts
 from diagnosis.pair import Compared
 from diagnosis.rows import KINDS
@@ -170,7 +170,7 @@ def _cold_tokens(facts: Facts) -> F64:
         return out
     shortfall = float(outside.mean() - inside.mean())
     error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
-    if COLD.is_reached(shortfall) and COLD_STANDS_OUT.is_reached(shortfall / max(error, 1e-12)):
+    if all_reached((COLD, shortfall), (COLD_STANDS_OUT, shortfall / max(error, 1e-12))):
         missing = np.nan_to_num(np.clip(outside.mean() - share[cold], 0.0, 1.0))
         out[cold] = missing * min(1.0, shortfall / max(float(missing.mean()), 1e-9)) * prompt[cold]
     return np.nan_to_num(out)

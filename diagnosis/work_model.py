@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from diagnosis.calibration import threshold
+from diagnosis.calibration import all_reached, threshold
 from diagnosis.drift import SPANS, Ratio, Spell, compare, drift, drift_by_time, spell
 from diagnosis.facts import F64, Facts, StepFacts
 from diagnosis.overheads import without_overheads
@@ -97,9 +97,7 @@ def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> 
     factor, ratio = None, found.ratio
     if ratio is not None:
         apart = abs(float(np.log(ratio.value)))
-        significant = SLOWER.is_reached(float(np.expm1(apart))) & ABOVE_DRIFT.is_reached(
-            apart / max(ratio.noise, 1e-12)
-        )
+        significant = all_reached((SLOWER, float(np.expm1(apart))), (ABOVE_DRIFT, apart / max(ratio.noise, 1e-12)))
         factor = ratio.value if significant and found.spell is None else 1.0
     per_seq, step = _decode_cost(sides[0])
     cost = _prefill_cost(base, suspect, factor or 1.0)

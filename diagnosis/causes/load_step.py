@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from diagnosis.calibration import threshold
+from diagnosis.calibration import all_reached, threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.evidence_sql import num_requests_sql, request_sql
 from diagnosis.facts import Facts
@@ -57,7 +57,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
     if tokens_b and tokens_s:
         grown = _grown(tokens_s / workers_s / (tokens_b / workers_b) - 1.0)
         said += f"; offered tokens{' in all' if each else ''} {number(tokens_s)} and {number(tokens_b)} a second ({grown}{each})"
-    if not (GROWTH.is_reached(growth) & STANDS_OUT.is_reached(z)):
+    if not all_reached((GROWTH, growth), (STANDS_OUT, z)):
         return Excluded(f"the offered load did not grow: {said}")
     evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
     factor = case.model.slow_raw

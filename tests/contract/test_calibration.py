@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from diagnosis import calibration
-from diagnosis.calibration import FILE, declared, listening, stated
+from diagnosis.calibration import FILE, all_reached, declared, listening, stated
 from diagnosis.lab.calibrate import calibrated
 from diagnosis.lab.catalogue import PAIRS, all_faults, find_fault
 from diagnosis.lab.confusion import confusion
@@ -20,7 +20,7 @@ from diagnosis.lab.plan import NULLS, TUNED_UP_TO, is_null, severities, tuning
 from diagnosis.lab.reliability import chart
 from diagnosis.lab.results import read, text
 from diagnosis.parallel import beside
-from diagnosis.work_model import SLOWER
+from diagnosis.work_model import ABOVE_DRIFT, SLOWER
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "confusion-matrix.md"
@@ -255,3 +255,19 @@ def test_the_published_page_is_what_its_data_say() -> None:
 def test_every_published_run_is_of_a_fault_that_exists() -> None:
     """By its name in the catalogue."""
     assert all(find_fault(result.fault) for result in read(PAGE.with_suffix(".csv")))
+
+
+def test_what_has_to_be_reached_together_is_measured_together() -> None:
+    """A pair that is far above one threshold and far below the other is quiet; the one that keeps it quiet is the one that is told."""
+    with listening() as heard:
+        assert not all_reached((SLOWER, 0.01), (ABOVE_DRIFT, 1.2 * ABOVE_DRIFT.value))
+    assert heard == {SLOWER.name: 0.01, ABOVE_DRIFT.name: 0.0}
+    with listening() as heard:
+        assert not all_reached((SLOWER, 0.01), (ABOVE_DRIFT, 0.5))
+    assert heard == {SLOWER.name: 0.0, ABOVE_DRIFT.name: 0.0}
+    with listening() as heard:
+        assert all_reached((SLOWER, 0.5), (ABOVE_DRIFT, 1.2 * ABOVE_DRIFT.value))
+    assert heard == {SLOWER.name: 0.5, ABOVE_DRIFT.name: 1.2 * ABOVE_DRIFT.value}
+    with listening() as heard:
+        assert not all_reached((SLOWER, 0.5), (ABOVE_DRIFT, float("nan")))
+    assert heard == {SLOWER.name: 0.0}
