@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnosis.facts import Facts
-from diagnosis.load import load
+from diagnosis.loading.load import load
 from diagnosis.windows import Chosen, choose
 from store.interface import Store, Window
 
@@ -22,7 +22,7 @@ class SeenOnce:
         self._chosen: dict[tuple[Window | None, Window, int], Chosen] = {}
 
     def load(self, store: Store, window: Window, name: str, vantage: str) -> Facts:
-        """As `diagnosis.load.load`. Raises BadWindow."""
+        """As `diagnosis.loading.load.load`. Raises BadWindow."""
         key = (window, vantage)
         if key not in self._facts:
             self._facts[key] = load(store, window, name, vantage)

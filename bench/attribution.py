@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.attribution import attribute
-from diagnosis.comparability import common_mix
-from diagnosis.significance import compare
+from diagnosis.attribution.shapley import attribute
+from diagnosis.statistics.comparability import common_mix
+from diagnosis.statistics.significance import compare
 
 CASES = ((1_250, 6), (10_000, 6), (100_000, 5))
 ROUNDS = 3

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.quantiles import F64
-from diagnosis.significance import compare
+from diagnosis.statistics.quantiles import F64
+from diagnosis.statistics.significance import compare
 
 Draw = Callable[[np.random.Generator, int], F64]
 

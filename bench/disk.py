@@ -18,7 +18,7 @@ import pyarrow as pa
 from bench.reference_rows import blocks, requests
 from store.interface import Batch, BatchId
 from store.open import open_store
-from store.seal import seal
+from store.upkeep.seal import seal
 
 
 def run(request_rows: int = 20_000, block_rows: int = 400_000) -> dict[str, Any]:

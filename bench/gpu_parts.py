@@ -34,7 +34,7 @@ from engine_probe.engine.torch_executor.kernels.reference import write_kv_refere
 from engine_probe.engine.torch_executor.kernels.triton_attention import TritonAttention
 from engine_probe.engine.torch_executor.model_config import read_config
 from engine_probe.engine.virtual_clock import VirtualClock
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 Row = tuple[str, ...]
 HEADS = ((16, 4), (8, 8), (8, 1))

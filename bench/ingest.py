@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 
 from bench.reference_rows import blocks, requests, scalar_events, spans
-from engine_probe.codec import ARROW_CONTENT_TYPE, JSON_CONTENT_TYPE, encode_arrow
+from engine_probe.wire.codec import ARROW_CONTENT_TYPE, JSON_CONTENT_TYPE, encode_arrow
 from store.metrics import nearest_rank
 
 REQUEST_ROWS, REQUEST_BATCHES = 2_000, 4

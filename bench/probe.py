@@ -70,7 +70,7 @@ def run(json: bool) -> dict[str, Any]:
 def measure(num_steps: int) -> Loop:
     """One run of the loop."""
     from engine_probe.clock import Clock
-    from engine_probe.recorder import Recorder
+    from engine_probe.recording.recorder import Recorder
 
     now = [10**9]  # steps of 5 ms pass without being waited for
     clock = Clock(lambda: now[0], lambda: 1_764_000_000 * 10**9 + now[0])

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import duckdb
 
-from collector.series_queries import SeriesRequest, series
+from collector.reading.series_queries import SeriesRequest, series
 from store.duckdb_store import DuckDBStore
 from store.interface import Window
 from store.open import open_store

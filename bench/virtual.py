@@ -31,7 +31,7 @@ from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 REQUESTS: Final = 3000
 RUNNING: Final = 256

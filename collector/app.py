@@ -21,9 +21,9 @@ from collector import problems
 from collector.api import OPEN_ROUTERS, ROUTERS
 from collector.api.common import documented_query
 from collector.guard import Guard, is_loopback
+from collector.intake.small_bodies import SmallBodies
 from collector.services import open_services, services_in
 from collector.settings import ServerSettings, Settings
-from collector.small_bodies import SmallBodies
 from engine_probe.errors import UsageError
 from store.interface import Store
 

@@ -25,8 +25,8 @@ except ImportError as _missing:
     sys.exit(2)
 
 from collector import commands
-from collector.output import JsonOut, emit_json
-from collector.verb_list import VerbList
+from collector.terminal.output import JsonOut, emit_json
+from collector.terminal.verb_list import VerbList
 from engine_probe.errors import EXIT_DEFECT, EXIT_OK, EXIT_STOPPED, DiskFull, KvscopeError, UsageError
 
 app = typer.Typer(

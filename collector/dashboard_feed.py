@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from engine_probe.schema import table_from_rows
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 if TYPE_CHECKING:
     from engine_probe.engine.fleet.build import FleetSettings

@@ -27,8 +27,8 @@ from dashboards.api_check import check_api
 from dashboards.build import Target
 from dashboards.check import Checked, Prometheus, Span, check
 from engine_probe import listening
-from engine_probe.codec import ARROW_CONTENT_TYPE, encode_arrow
 from engine_probe.errors import CollectorError, ServerUnreachable, UsageError
+from engine_probe.wire.codec import ARROW_CONTENT_TYPE, encode_arrow
 
 log = logging.getLogger(__name__)
 

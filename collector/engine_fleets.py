@@ -62,7 +62,7 @@ def virtual_run(asked: Asked, model: str, hardware: str, tp: int) -> Ran:
     from engine_probe.engine.fleet.run_summary import SummarySink
     from engine_probe.engine.roofline.hardware import find_hardware
     from engine_probe.engine.roofline.model_shape import find_shape
-    from engine_probe.sink import FileSink
+    from engine_probe.sending.sink import FileSink
 
     router = RouterSettings(policy=asked.policy)
     if asked.index_delay_s is not None:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from collector.output import printable
+from collector.terminal.output import printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 

@@ -6,13 +6,13 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from collector.output import say
+from collector.terminal.output import say
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from diagnosis.routing_replay import RoutingReplay
+    from diagnosis.capacity.routing_replay import RoutingReplay
 
 HOT = 1.5
 """From this ratio of the largest to the mean load on, the text says that one worker is hot."""
@@ -23,8 +23,8 @@ def routed(
     requests: pa.Table, workers: pa.Table, routing: str, num_workers: int, sizes: list[int | None] | None, seed: int
 ) -> tuple[RoutingReplay, int | None]:
     """(replay, tokens in a block). Raises UsageError where neither the options nor the data say one size."""
-    from diagnosis.capacity_input import cache_loads, common, pooled_load
-    from diagnosis.routing_replay import replay_routing
+    from diagnosis.capacity.routing_replay import replay_routing
+    from diagnosis.capacity.traces import cache_loads, common, pooled_load
 
     if sizes is None:
         own = common([load.num_blocks for load in cache_loads(requests, workers)])

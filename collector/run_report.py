@@ -1,6 +1,6 @@
 """What a run of the embedded engine came to, as one document and as one screen.
 
-Beside what the engines gave stands what caches alone would give (`diagnosis/routing_replay.py`): there nothing runs, so
+Beside what the engines gave stands what caches alone would give (`diagnosis/capacity/routing_replay.py`): there nothing runs, so
 nothing holds blocks; the distance is what running requests cost the cache.
 """
 
@@ -55,8 +55,8 @@ def cache_only(
 
     The tail of a prompt that fills no block counts as asked for, and can be found nowhere.
     """
-    from diagnosis.block_cache import block_trace
-    from diagnosis.routing_replay import replay_routing
+    from diagnosis.capacity.block_cache import block_trace
+    from diagnosis.capacity.routing_replay import replay_routing
 
     replay = replay_routing(
         block_trace([call.blocks for call in calls]),
@@ -118,7 +118,7 @@ def _hit_rate(served: Served, chosen: Any) -> float | None:
 def _ttft(values: Any) -> dict[str, float | None]:
     import numpy as np
 
-    from diagnosis.quantiles import nearest_rank
+    from diagnosis.statistics.quantiles import nearest_rank
 
     known = values[~np.isnan(values)]
     if not len(known):

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from collector.alerting import Alerting
+from collector.alerting.alerting import Alerting
 from collector.counts.fleet import Fleet
 from collector.counts.slos import Slos
-from collector.ingest import Ingest
-from collector.latencies import Latencies
-from collector.live import Live
-from collector.live_judge import LiveJudge
-from collector.meters import Meters
-from collector.metrics_page import MetricsPage
-from collector.otlp_metrics import OtlpMetrics
-from collector.reads import Reads
+from collector.intake.ingest import Ingest
+from collector.intake.otlp_metrics import OtlpMetrics
+from collector.intake.traces import Traces
+from collector.live.latencies import Latencies
+from collector.live.live import Live
+from collector.live.live_judge import LiveJudge
+from collector.live.meters import Meters
+from collector.live.metrics_page import MetricsPage
+from collector.reading.reads import Reads
 from collector.settings import RetentionSettings, Settings, SloSettings, SqlSettings
-from collector.traces import Traces
 from engine_probe.errors import NotReady, StoreError
 from store.audit import audited
 from store.duckdb_store import DuckDBStore
 from store.interface import Store
-from store.maintenance import Maintenance
 from store.metrics import Slo, SloRule
 from store.open import open_store
-from store.retention import RetentionPolicy
+from store.upkeep.maintenance import Maintenance
+from store.upkeep.retention import RetentionPolicy
 
 if TYPE_CHECKING:
-    from store.sandbox import SqlRunner
+    from store.sandbox.sandbox import SqlRunner
 
 RUNS_AGE_S: Final = 5.0
 """Names of runs are looked up at most so often: finding them scans every kind."""
@@ -298,7 +298,7 @@ class _Runs:
 
 
 def _sql_runner(settings: SqlSettings) -> SqlRunner:
-    from store.sandbox import SqlLimits, SqlRunner
+    from store.sandbox.sandbox import SqlLimits, SqlRunner
 
     limits = SqlLimits(settings.timeout_s, settings.memory_bytes, settings.max_rows)
     return SqlRunner(limits, settings.max_children)

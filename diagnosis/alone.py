@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis import ledger as ledgers
-from diagnosis import quality, timeline
+from diagnosis import quality
 from diagnosis.checks.check import Check
 from diagnosis.facts import Facts
 from diagnosis.judge import reuse_ratio
-from diagnosis.ledger import Ledger
-from diagnosis.spent import Context, long_prefill_tokens
-from diagnosis.work_model import calibrate
+from diagnosis.ledger import ledger as ledgers
+from diagnosis.ledger import timeline
+from diagnosis.ledger.ledger import Ledger
+from diagnosis.ledger.spent import Context, long_prefill_tokens
+from diagnosis.ledger.work_model import calibrate
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from diagnosis import windows as window_rules
-from diagnosis.clocks import engine_ahead_ns, moved
 from diagnosis.diagnose import diagnose as run
-from diagnosis.load_requests import JOIN_REACH_NS
-from diagnosis.verdict import Verdict
+from diagnosis.loading.clocks import engine_ahead_ns, moved
+from diagnosis.loading.requests import JOIN_REACH_NS
+from diagnosis.telling.verdict import Verdict
 from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.events import KINDS
 from engine_probe.schema import conform
+from store.evidence.lineage import PAST_NS
 from store.interface import Batch, Store, Window
-from store.lineage import PAST_NS
 from store.open import open_store
 
 T = TypeVar("T")

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.attribution import Attribution
+from diagnosis.attribution.shapley import Attribution
+from diagnosis.attribution.traffic import Traffic
 from diagnosis.checks.check import Check
-from diagnosis.comparability import Mix
 from diagnosis.facts import Facts
-from diagnosis.ledger import Ledger
+from diagnosis.ledger.ledger import Ledger
+from diagnosis.ledger.work_model import WorkModel
 from diagnosis.sampled import num_requests, total
-from diagnosis.traffic import Traffic
-from diagnosis.work_model import WorkModel
+from diagnosis.statistics.comparability import Mix
 from store.interface import Window
 
 MATERIAL = 0.10

@@ -6,8 +6,8 @@ Invariant: nothing about a cause is typed twice. A file in `diagnosis/causes/` i
 from __future__ import annotations
 
 from diagnosis.cause import MATERIAL, Cause, all_causes
-from diagnosis.rows import ROWS
-from diagnosis.wording import listing, percent
+from diagnosis.ledger.rows import ROWS
+from diagnosis.telling.wording import listing, percent
 
 HEAD = f"""# Causes
 

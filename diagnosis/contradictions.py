@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from diagnosis.cause import Case, Cause, Claim, all_causes, to_json
 from diagnosis.checks.check import Check
-from diagnosis.verdict import NamedCause, confidence_word
+from diagnosis.telling.verdict import NamedCause, confidence_word
 
 Claims = Sequence[tuple[Cause, Claim]]
 ABOUT = {"telemetry_contradiction": "telemetry", "clock_skew": "clock"}

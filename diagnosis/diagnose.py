@@ -10,10 +10,10 @@ from functools import partial
 from diagnosis import windows
 from diagnosis.facts import Facts
 from diagnosis.judge import judge
-from diagnosis.load import load
+from diagnosis.loading.load import load
 from diagnosis.parallel import both
-from diagnosis.quantiles import parse_quantile
-from diagnosis.verdict import Verdict
+from diagnosis.statistics.quantiles import parse_quantile
+from diagnosis.telling.verdict import Verdict
 from engine_probe.errors import BadWindow, KvscopeError, UsageError
 from store.interface import Store, Window
 

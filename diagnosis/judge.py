@@ -11,35 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis import ledger as ledgers
-from diagnosis import pair, quality, sampled, timeline
-from diagnosis.attribution import attribute
+from diagnosis import quality, sampled
+from diagnosis.attribution.ranking import ask_causes, rank
+from diagnosis.attribution.shapley import attribute
+from diagnosis.attribution.shared_load import growth_by_mix, share_of_mix, with_traffic_apart
+from diagnosis.attribution.tables import attribution_rows, change, composition, unexplained
+from diagnosis.attribution.traffic import traffic
 from diagnosis.cause import Case
-from diagnosis.censored import Waits, stand_in, waits
-from diagnosis.comparability import Mix, common_mix
-from diagnosis.conclude import WHY_NOT, conclude, fell, seems_to_fall
 from diagnosis.contradictions import answers, of_engine
 from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
-from diagnosis.judged import Judged, Repeats, carry, under, weights
-from diagnosis.ledger import Counted, Ledger, metric_values
+from diagnosis.ledger import ledger as ledgers
+from diagnosis.ledger import pair, timeline
+from diagnosis.ledger.ledger import Counted, Ledger, metric_values
+from diagnosis.ledger.rows import NEUTRAL, ROWS
+from diagnosis.ledger.spent import Context, long_prefill_tokens
+from diagnosis.ledger.step_reasons import with_step_extras
+from diagnosis.ledger.work_model import WorkModel, calibrate
+from diagnosis.loading.sight import equal_sight
 from diagnosis.models import other_models, tentative
 from diagnosis.next_experiment import next_experiment
 from diagnosis.parallel import beside
-from diagnosis.ranking import ask_causes, rank
-from diagnosis.rows import NEUTRAL, ROWS
-from diagnosis.shared_load import growth_by_mix, share_of_mix, with_traffic_apart
-from diagnosis.side import opening, side_of
-from diagnosis.side_effects import side_effects
-from diagnosis.sight import equal_sight
-from diagnosis.spent import Context, long_prefill_tokens
-from diagnosis.step_reasons import with_step_extras
-from diagnosis.tables import attribution_rows, change, composition, unexplained
-from diagnosis.traffic import traffic
-from diagnosis.verdict import Verdict
+from diagnosis.statistics.censored import Waits, stand_in, waits
+from diagnosis.statistics.comparability import Mix, common_mix
+from diagnosis.statistics.judged import Judged, Repeats, carry, under, weights
+from diagnosis.telling.conclude import WHY_NOT, conclude, fell, seems_to_fall
+from diagnosis.telling.side import opening, side_of
+from diagnosis.telling.side_effects import side_effects
+from diagnosis.telling.verdict import Verdict
+from diagnosis.telling.wording import listing, metric_name
 from diagnosis.windows import Chosen
-from diagnosis.wording import listing, metric_name
-from diagnosis.work_model import WorkModel, calibrate
 from engine_probe.errors import BadWindow
 
 

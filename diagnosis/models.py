@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diagnosis.facts import Facts
-from diagnosis.verdict import NamedCause, confidence_word
-from diagnosis.wording import listing
+from diagnosis.telling.verdict import NamedCause, confidence_word
+from diagnosis.telling.wording import listing
 
 MOST_NAMED = 3
 """Models of a window that are named in a sentence."""

@@ -25,10 +25,10 @@ import numpy as np
 
 from diagnosis.cause import Case, all_causes, rate_per_s
 from diagnosis.facts import F64, Facts
-from diagnosis.judged import Judged
-from diagnosis.quantiles import nearest_rank
-from diagnosis.sufficiency import MOST_REQUESTS, n_for_change
-from diagnosis.verdict import NamedCause
+from diagnosis.statistics.judged import Judged
+from diagnosis.statistics.quantiles import nearest_rank
+from diagnosis.statistics.sufficiency import MOST_REQUESTS, n_for_change
+from diagnosis.telling.verdict import NamedCause
 from store.interface import Window
 
 TABLE: Final = "next_experiments.toml"

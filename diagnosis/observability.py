@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diagnosis.cause import all_causes
-from diagnosis.implied import names_implied
+from diagnosis.loading.implied import names_implied
 from engine_probe.adapters.provides import Provides, all_names, declared
 from engine_probe.events import KINDS
 

@@ -13,7 +13,7 @@ from diagnosis.checks import between as pairs
 from diagnosis.checks import clocks, counters, delivery, integrity, reuse
 from diagnosis.checks.check import Check
 from diagnosis.facts import Facts
-from diagnosis.wording import number
+from diagnosis.telling.wording import number
 
 PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
 """What a check's outcome does to the confidence of the causes that rest on it."""

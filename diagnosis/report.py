@@ -9,7 +9,7 @@ from typing import Any
 from diagnosis.postmortem import markdown
 from diagnosis.postmortem.markdown import plain, table
 from diagnosis.postmortem.words import summary
-from diagnosis.wording import (
+from diagnosis.telling.wording import (
     BEYOND_NOISE,
     interval,
     metric_name,

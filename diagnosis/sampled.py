@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from diagnosis.facts import F64, Facts, LineageFacts, RequestFacts
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 from store.interface import Store
 from store.statements import one_text, rows_of
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from engine_probe.errors import BadWindow
+from store.evidence.lineage import window_sql
 from store.interface import Store, Window
-from store.lineage import window_sql
 
 NS = 1_000_000_000
 """Nanoseconds of a second."""

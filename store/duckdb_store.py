@@ -27,13 +27,13 @@ from store.database import Database
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
 from store.migrate import Migration, load, migrate, pending
 from store.queue import Append, WriteQueue
-from store.seal import recover
 from store.statements import can_be_literal, instant_column, render, render_literal, select_rows
+from store.upkeep.seal import recover
 from store.views import install_views
 from store.writer import Writer
 
 if TYPE_CHECKING:
-    from store.sandbox import SqlData
+    from store.sandbox.sandbox import SqlData
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class DuckDBStore:
 
     def verify(self) -> Sequence[Problem]:
         """Check the store; an empty list means sound."""
-        from store.verify import verify
+        from store.upkeep.verify import verify
 
         return verify(self)
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from engine_probe.events import KINDS
 from store.conform import contract_types
-from store.sandbox import SqlData
-from store.seal import sealed_files
+from store.sandbox.sandbox import SqlData
+from store.upkeep.seal import sealed_files
 from store.views import views
 
 if TYPE_CHECKING:

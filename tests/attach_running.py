@@ -10,7 +10,7 @@ from typing import Any, Self
 from engine_probe.attach.follower import AttachOptions
 from engine_probe.attach.session import AttachSession, Summary
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 from tests.attach_engine import FakeEngine, ListSink, page
 
 STRANGE_PAGES = [

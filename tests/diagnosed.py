@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from diagnosis import judge
-from diagnosis.attribution import attribute
+from diagnosis.attribution.shapley import attribute
 from diagnosis.diagnose import diagnose
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window
 from store.open import open_store

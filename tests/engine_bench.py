@@ -15,8 +15,8 @@ from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.virtual_clock import VirtualClock
-from engine_probe.recorder import Recorder
-from engine_probe.sink import MemorySink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import MemorySink
 
 STEP_S = 0.010
 

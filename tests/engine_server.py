@@ -31,7 +31,7 @@ from engine_probe.engine.torch_executor.chat_template import ChatTemplate
 from engine_probe.engine.torch_executor.executor import TorchExecutor, TorchOptions
 from engine_probe.engine.torch_executor.tokenizer import ByteTokenizer
 from engine_probe.listening import listen, url_of
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 from tests.torch_models import TINY
 
 # One thread: the tiny shapes gain nothing from more, and two cores are shared by everything that runs.

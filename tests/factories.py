@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import BlockTotals, Facts, Gaps, LineageFacts, MarkFact, RequestFacts, StepFacts, WorkerFacts
-from diagnosis.work_model import WorkModel
+from diagnosis.ledger.work_model import WorkModel
 
 
 def request_facts(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import Facts, HandoverFacts, StepFacts
-from diagnosis.rows import HANDOVER
+from diagnosis.ledger.rows import HANDOVER
 from tests.cause_scenarios import N, Pair, Scenarios, bare_pair, more_load, pair, plain, worker
 from tests.factories import facts
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from engine_probe.codec import Decoded, decode_arrow
+from engine_probe.wire.codec import Decoded, decode_arrow
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.attribution import Attribution, Row
+from diagnosis.attribution.shapley import Attribution, Row
+from diagnosis.attribution.traffic import Traffic
 from diagnosis.cause import Case
-from diagnosis.comparability import Mix
-from diagnosis.judged import Judged
-from diagnosis.ledger import Ledger
-from diagnosis.significance import Significance
-from diagnosis.traffic import Traffic
-from diagnosis.verdict import Change, CompositionRow, LedgerRow, NamedCause, Verdict
+from diagnosis.ledger.ledger import Ledger
+from diagnosis.statistics.comparability import Mix
+from diagnosis.statistics.judged import Judged
+from diagnosis.statistics.significance import Significance
+from diagnosis.telling.verdict import Change, CompositionRow, LedgerRow, NamedCause, Verdict
 from store.interface import Window
 from tests.factories import facts, request_facts, work_model
 

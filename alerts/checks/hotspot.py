@@ -9,7 +9,7 @@ from alerts.condition import Condition, Look
 from diagnosis.cause import all_causes
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.hotspots.judge import hotspots
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 from engine_probe.errors import BadWindow, DiagnosisError
 from store.interface import Store, Window
 

@@ -15,10 +15,10 @@ from alerts.finding import short
 from alerts.seen_once import SeenOnce
 from diagnosis.cause import all_causes
 from diagnosis.diagnose import diagnose
-from diagnosis.wording import metric_name, percent, quantile_name, seconds
+from diagnosis.telling.wording import metric_name, percent, quantile_name, seconds
 from engine_probe.errors import BadWindow
+from store.evidence.lineage import window_sql
 from store.interface import Store, Window
-from store.lineage import window_sql
 
 CAUSE, SYMPTOM = "KvscopeCause", "KvscopeLatencyRegression"
 LEAST_CONFIDENCE: Final = 0.5

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from alerts.condition import SEVERAL
 from collector import problems
-from collector.alert_answers import alert_rows, delivery_rows, end_silence, replay, silence, silence_rows
-from collector.alert_intake import AlertmanagerMessage, take_in
-from collector.alerting import Alerting
+from collector.alerting.alerting import Alerting
+from collector.alerting.answers import alert_rows, delivery_rows, end_silence, replay, silence, silence_rows
+from collector.alerting.intake import AlertmanagerMessage, take_in
 from collector.api.common import READ_ERRORS, answer, json_only
-from collector.name_patterns import PatternText, matching
+from collector.reading.name_patterns import PatternText, matching
 from collector.services import Services, services_of
 from engine_probe.errors import (
     AlertMisuse,

@@ -266,7 +266,7 @@ def _case(services: Services, *asked: Any) -> tuple[dict[str, Any], dict[str, An
 
 def _capacity(services: Services, text: str | None, policy: str, blocks: str | None) -> dict[str, Any]:
     from collector.commands.capacity import caching_worth, default_sizes, knee
-    from diagnosis.capacity_input import cache_loads, curve_over, stored_requests
+    from diagnosis.capacity.traces import cache_loads, curve_over, stored_requests
 
     window = window_of(services, text)
     requests, workers = stored_requests(services.store, window)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, WINDOW_DOC, answer
-from collector.name_patterns import PatternText, matching
+from collector.reading.name_patterns import PatternText, matching
 from collector.services import Services, services_of
 from engine_probe.errors import DiagnosisError
 

@@ -9,11 +9,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from collector import problems
-from collector.ingest import MEDIA_TYPES
-from collector.otlp_answer import MEDIA_TYPES as TRACE_MEDIA_TYPES
-from collector.otlp_answer import PROTOBUF
+from collector.intake.ingest import MEDIA_TYPES
+from collector.intake.otlp_answer import MEDIA_TYPES as TRACE_MEDIA_TYPES
+from collector.intake.otlp_answer import PROTOBUF
 from collector.services import services_of
-from engine_probe.codec import ARROW_CONTENT_TYPE, JSON_CONTENT_TYPE, NDJSON_CONTENT_TYPE
 from engine_probe.errors import (
     BadRequest,
     BatchRejected,
@@ -29,6 +28,7 @@ from engine_probe.errors import (
     UnknownFormat,
     WrongHost,
 )
+from engine_probe.wire.codec import ARROW_CONTENT_TYPE, JSON_CONTENT_TYPE, NDJSON_CONTENT_TYPE
 
 router = APIRouter(tags=["ingest"])
 

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, WindowText, answer, window_of
-from collector.kv_map import Colour, kv_map
-from collector.now import picture
-from collector.runs import runs
+from collector.live.now import picture
+from collector.reading.kv_map import Colour, kv_map
+from collector.reading.runs import runs
+from collector.reading.what_is_seen import what_is_seen
 from collector.services import Services, services_of
-from collector.what_is_seen import what_is_seen
 
 router = APIRouter(prefix="/api/v1", tags=["looking"])
 

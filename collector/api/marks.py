@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, json_only, limit_of, window_of
-from collector.identity import Sender
+from collector.intake.identity import Sender
 from collector.services import Services, services_of
 from engine_probe.errors import (
     BadRequest,
@@ -23,8 +23,8 @@ from engine_probe.errors import (
     UnknownFormat,
 )
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
-from store.lineage import window_sql
+from engine_probe.wire.validate import validate
+from store.evidence.lineage import window_sql
 from store.sql_json import json_objects
 
 router = APIRouter(prefix="/api/v1", tags=["marks"])

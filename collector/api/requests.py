@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
-from collector.name_patterns import COLUMNS, PatternText, matching
-from collector.otlp_answer import PROTOBUF
+from collector.intake.otlp_answer import PROTOBUF
 from collector.otlp_export.page import CURSOR_HEADER, PAGE_ROWS, ROWS_HEADER, SpanPage, span_page
 from collector.perfetto.export import trace_of_request, trace_of_requests
-from collector.request_queries import FILTERS, Page, RequestFilter, get_request, list_requests
-from collector.request_timeline import timeline
+from collector.reading.name_patterns import COLUMNS, PatternText, matching
+from collector.reading.request_queries import FILTERS, Page, RequestFilter, get_request, list_requests
+from collector.reading.request_timeline import timeline
 from collector.services import Services, services_of
 from engine_probe.errors import NotFound, UsageError
 from store.interface import Window

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from collector import problems
 from collector.api.common import READ_ERRORS, WindowText, answer, window_of
-from collector.series_queries import SeriesRequest, series
+from collector.reading.series_queries import SeriesRequest, series
 from collector.services import Services, services_of
 
 router = APIRouter(prefix="/api/v1", tags=["series"])

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
-from collector.slo_goal import SloGoalOption, slo_goal_of
+from collector.terminal.asking import TokenOption, UrlOption, ask
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
+from collector.terminal.slo_goal import SloGoalOption, slo_goal_of
 from engine_probe.errors import EXIT_FINDING, AlertMisuse
 
 if TYPE_CHECKING:
     from alerts.receivers import Receiver
-    from collector.client import CollectorClient
+    from collector.terminal.client import CollectorClient
 
 FolderOption = Annotated[
     Path | None, typer.Option("--dir", help="Folder of the files.", show_default="where kvscope keeps its own")
@@ -150,7 +150,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """What is wrong now and who was told; or silences, or messages. Exit 1 where an alert fires."""
-    from collector.alert_answers import alert_rows, delivery_rows, silence_rows
+    from collector.alerting.answers import alert_rows, delivery_rows, silence_rows
 
     def from_store() -> dict[str, Any]:
         now_ns = time.time_ns()
@@ -193,8 +193,8 @@ def silence(
     json: JsonOption = False,
 ) -> None:
     """Tell nobody of alerts that match, for a while. They go on, and are shown."""
-    from collector.alert_answers import end_silence
-    from collector.alert_answers import silence as make
+    from collector.alerting.answers import end_silence
+    from collector.alerting.answers import silence as make
 
     if (end is None) == (not matchers):
         raise AlertMisuse("give matchers to silence, or --end ID")
@@ -228,7 +228,7 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Send dead letters again, under the ids that they had. Without a running collector they go out when one starts."""
-    from collector.alert_answers import replay as again
+    from collector.alerting.answers import replay as again
 
     def from_store() -> dict[str, Any]:
         with _book(store) as book:

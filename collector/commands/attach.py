@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
-from collector.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
+from collector.terminal.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
+from collector.terminal.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,9 +93,16 @@ def register(app: typer.Typer) -> None:
         json: JsonOption = False,
     ) -> None:
         """Follow a running engine: metrics, KV events, spans, start-up log. Ctrl-C ends it and loses nothing."""
-        from collector import attach_text
-        from collector.server_options import headers_of
-        from collector.sinks import exit_code_of, open_sink, seconds_of, stop_on_signals, trouble_of, undelivered
+        from collector.terminal import attach_text
+        from collector.terminal.server_options import headers_of
+        from collector.terminal.sinks import (
+            exit_code_of,
+            open_sink,
+            seconds_of,
+            stop_on_signals,
+            trouble_of,
+            undelivered,
+        )
         from engine_probe.adapters.registry import adapter
         from engine_probe.adapters.worker_map import WorkerMap
         from engine_probe.attach.fetch import trust

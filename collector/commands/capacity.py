@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from diagnosis.caching_pays import CachingPays
-    from diagnosis.capacity import CapacityPoint
-    from diagnosis.capacity_input import CacheLoad
+    from diagnosis.capacity.caching_pays import CachingPays
+    from diagnosis.capacity.curve import CapacityPoint
+    from diagnosis.capacity.traces import CacheLoad
 
 BAR_WIDTH = 24
 STEPS = (1, 2, 5)
@@ -73,8 +73,8 @@ def capacity(
     """
     from collector.routing import document, routed
     from collector.routing import render as render_routing
-    from diagnosis.capacity import POLICIES
-    from diagnosis.capacity_input import cache_loads, curve_over
+    from diagnosis.capacity.curve import POLICIES
+    from diagnosis.capacity.traces import cache_loads, curve_over
 
     if policy not in POLICIES:
         raise UsageError(f"--policy '{policy}' is not known; known: {', '.join(POLICIES)}")
@@ -110,7 +110,7 @@ def capacity(
 
 def default_sizes(loads: list[CacheLoad]) -> list[int | None]:
     """1, 2, 5, 10, ... up to where nothing is evicted; the knee; what the workers have, and more of it; no end."""
-    from diagnosis.capacity_input import common
+    from diagnosis.capacity.traces import common
 
     largest = max(load.trace.num_unique for load in loads)
     first = max(largest // 500, 1)
@@ -126,7 +126,7 @@ def default_sizes(loads: list[CacheLoad]) -> list[int | None]:
 
 def knee(loads: list[CacheLoad]) -> dict[str, Any]:
     """Fewest blocks with which LRU reaches KNEE_SHARE of the ceiling; with several workers, what the neediest needs."""
-    from diagnosis.capacity import KNEE_SHARE, smallest_size_for
+    from diagnosis.capacity.curve import KNEE_SHARE, smallest_size_for
 
     needs = [smallest_size_for(load.trace, KNEE_SHARE, counted=load.counted) for load in loads]
     return {"blocks": max((need for need in needs if need is not None), default=None), "share_of_ceiling": KNEE_SHARE}
@@ -134,17 +134,17 @@ def knee(loads: list[CacheLoad]) -> dict[str, Any]:
 
 def caching_worth(loads: list[CacheLoad]) -> CachingPays | None:
     """What a cache of the size that the workers have would be worth; where that is not known, one without an end."""
-    from diagnosis.caching_pays import caching_pays
-    from diagnosis.capacity_input import common
+    from diagnosis.capacity.caching_pays import caching_pays
+    from diagnosis.capacity.traces import common
 
     return caching_pays(loads, common([load.num_blocks for load in loads]))
 
 
 def render(loads: list[CacheLoad], policy: str, points: list[CapacityPoint]) -> str:
     """The curve as text: one sentence, a table, the facts of each cache's load, what the replay leaves out."""
-    from diagnosis.capacity import KNEE_SHARE
-    from diagnosis.capacity_input import common, curve_over
-    from diagnosis.wording import wrapped
+    from diagnosis.capacity.curve import KNEE_SHARE
+    from diagnosis.capacity.traces import common, curve_over
+    from diagnosis.telling.wording import wrapped
 
     at_knee, own = knee(loads)["blocks"], common([load.num_blocks for load in loads])
     block_tokens = common([load.block_tokens for load in loads])
@@ -205,7 +205,7 @@ def _check_routing(routing: str | None, workers: int | None, policy: str, *, fac
 def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
     import pyarrow as pa
 
-    from diagnosis.capacity_input import REQUEST_COLUMNS, SESSION, TIMES, WORKER_COLUMNS
+    from diagnosis.capacity.traces import REQUEST_COLUMNS, SESSION, TIMES, WORKER_COLUMNS
     from engine_probe.readers.detect import open_source
     from engine_probe.readers.source import Notes, ReadOptions
     from engine_probe.schema import arrow_schema
@@ -223,7 +223,7 @@ def _from_file(path: Path) -> tuple[pa.Table, pa.Table]:
 
 
 def _from_store(url: str, run: str | None) -> tuple[pa.Table, pa.Table]:
-    from diagnosis.capacity_input import stored_requests
+    from diagnosis.capacity.traces import stored_requests
     from store.interface import Window
     from store.open import open_store
 
@@ -268,7 +268,7 @@ def _row(point: CapacityPoint, policy: str) -> dict[str, Any]:
 
 
 def _facts(loads: list[CacheLoad]) -> list[dict[str, Any]]:
-    from diagnosis.capacity import trace_facts
+    from diagnosis.capacity.curve import trace_facts
 
     return [
         {

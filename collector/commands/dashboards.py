@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.asking import TokenOption
-from collector.output import JsonOption, emit, emit_json, printable, say
-from collector.slo_goal import SloGoalOption, slo_goal_of
+from collector.terminal.asking import TokenOption
+from collector.terminal.output import JsonOption, emit, emit_json, printable, say
+from collector.terminal.slo_goal import SloGoalOption, slo_goal_of
 from engine_probe.errors import EXIT_FINDING, BoardsMissing, UsageError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _grafana_token(path: Path | None, given: str | None) -> str:
 
 def _notes(collector: str, token: str | None, since: str) -> list[Note]:
     """Marks and findings of a collector, as they are to stand on the time axis."""
-    from collector.client import CollectorClient
+    from collector.terminal.client import CollectorClient
 
     client = CollectorClient(collector, token)
     marks = client.get("/api/v1/marks", {"window": f"{since}/now"})["marks"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, columns, emit, emit_json, say
+from collector.terminal.output import JsonOption, columns, emit, emit_json, say
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(store_path: Path, report: Path, recordings: Path, talk: Callable[[str], 
 
 def render(document: dict[str, Any]) -> str:
     """What a person reads of the document."""
-    from diagnosis.text import summary
+    from diagnosis.telling.text import summary
 
     return "\n\n".join(
         [
@@ -223,8 +223,8 @@ def _capacity(store: Store) -> dict[str, Any]:
     """Verdict of each run; every curve also holds the size of the other run's cache."""
     from dataclasses import asdict
 
-    from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS
-    from diagnosis.capacity_verdict import capacity_verdict
+    from diagnosis.capacity.traces import REQUEST_COLUMNS, WORKER_COLUMNS
+    from diagnosis.capacity.verdict import capacity_verdict
     from store.interface import Window
 
     tables = {
@@ -240,7 +240,7 @@ def _capacity(store: Store) -> dict[str, Any]:
 
 def _sql(store: DuckDBStore) -> dict[str, Any]:
     """The statement as `kvscope sql` runs it: in a jailed child process."""
-    from store.sandbox import run_sql
+    from store.sandbox.sandbox import run_sql
 
     return run_sql(SQL, data=store.sql_data()).to_dict()
 
@@ -264,7 +264,7 @@ def _introduction(document: dict[str, Any]) -> str:
 
 
 def _capacity_text(capacity: dict[str, Any]) -> str:
-    from diagnosis.text import table
+    from diagnosis.telling.text import table
 
     measured = {verdict["num_blocks"]: verdict["engine_ratio"] for verdict in capacity.values()}
     rows = []
@@ -282,7 +282,7 @@ def _capacity_text(capacity: dict[str, Any]) -> str:
 
 
 def _sql_text(answer: dict[str, Any]) -> str:
-    from diagnosis.text import table
+    from diagnosis.telling.text import table
 
     rows = [[f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row] for row in answer["rows"]]
     return "The life of the blocks, from the raw events, in SQL\n" + table([c["name"] for c in answer["columns"]], rows)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, columns, emit, emit_json, say
+from collector.terminal.asking import TokenOption, UrlOption, ask
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, columns, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
-    from collector.client import CollectorClient
-    from diagnosis.verdict import Verdict
+    from collector.terminal.client import CollectorClient
+    from diagnosis.telling.verdict import Verdict
     from store.interface import Store
 
 WindowOption = Annotated[
@@ -68,7 +68,7 @@ def diagnose(
     if json:
         emit_json(document)
     else:
-        from diagnosis.text import render
+        from diagnosis.telling.text import render
 
         emit(render(document, sql=show_sql, width=columns()))
     raise typer.Exit(EXIT_OK if document["status"] == "no_change" and not document["causes"] else EXIT_FINDING)
@@ -129,7 +129,7 @@ def report(
 
 def _question_of(alert: str, store: str, url: str | None, token: str | None) -> dict[str, str]:
     """What the alert's report asks, from the store or the collector that has it."""
-    from collector.alert_answers import alert_rows, question_of
+    from collector.alerting.answers import alert_rows, question_of
 
     def from_store() -> dict[str, Any]:
         from store.alert_book import AlertBook

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import EXIT_FINDING, KvscopeError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
 def text_of(checks: list[Check], columns: int | None = None) -> str:
     """A block an area; what is to be done stands in lines of its own under its check. `columns`: width of the page."""
-    from diagnosis.wording import wrapped
+    from diagnosis.telling.wording import wrapped
 
     columns = max(columns or shutil.get_terminal_size((100, 24)).columns, 60)
     width = min(max((len(check.subject) for check in checks), default=0), 24)

@@ -8,7 +8,7 @@ import pkgutil
 import typer
 
 from collector import engine_verbs
-from collector.verb_list import VerbList
+from collector.terminal.verb_list import VerbList
 
 
 def register(app: typer.Typer) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, columns, emit, emit_json
+from collector.terminal.asking import TokenOption, UrlOption, ask
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, columns, emit, emit_json
 from engine_probe.errors import EXIT_FINDING, EXIT_OK
 
 if TYPE_CHECKING:
-    from collector.client import CollectorClient
+    from collector.terminal.client import CollectorClient
 
 _FORMS = "A run's name, START/END (ISO 8601, ns, now, -15m) or NAME@START/END."
 

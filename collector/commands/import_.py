@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
         """Import recordings, benchmark outputs, traces, logs, metrics pages or events as a named run."""
         import tempfile
 
-        from collector.server_options import server_source
+        from collector.terminal.server_options import server_source
         from engine_probe.attach.fetch import split_auth
         from engine_probe.readers.detect import open_source
         from engine_probe.readers.prometheus_server import SCHEME, is_server
@@ -176,7 +176,7 @@ def preview(
     Raises UnknownFormat, InvalidRows.
     """
     from engine_probe.readers.source import Notes
-    from engine_probe.validate import validate
+    from engine_probe.wire.validate import validate
 
     notes = Notes()
     rows: dict[str, int] = {}
@@ -215,10 +215,10 @@ def stage(
     """Read every chunk, judge its rows, tag them with the run, and put them into `file`."""
     from hashlib import blake2b
 
-    from engine_probe.codec import encode_arrow
     from engine_probe.readers.prometheus_server import ServerSource
     from engine_probe.readers.source import Notes, digest
-    from engine_probe.validate import validate
+    from engine_probe.wire.codec import encode_arrow
+    from engine_probe.wire.validate import validate
 
     notes = Notes()
     sizes: list[int] = []
@@ -286,7 +286,7 @@ class _Progress:
 
 
 def _staged_chunks(staged: Staged) -> Iterator[dict[str, pa.Table]]:
-    from engine_probe.codec import decode_arrow
+    from engine_probe.wire.codec import decode_arrow
 
     staged.file.seek(0)
     for size in staged.sizes:

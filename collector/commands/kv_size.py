@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, emit, emit_json
+from collector.terminal.output import JsonOption, emit, emit_json
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
-    from diagnosis.kv_size import Fit, KvSize
+    from diagnosis.capacity.kv_size import Fit, KvSize
     from engine_probe.models.kv_geometry import KvGeometry
 
 KvDtypeOption = Annotated[
@@ -38,8 +38,8 @@ def kv_size(
     json: JsonOption = False,
 ) -> None:
     """How much KV cache a request takes: exact bytes, blocks, what rounding wastes, and how many fit."""
-    from diagnosis.kv_size import GIB, fit_blocks, fit_memory
-    from diagnosis.kv_size import kv_size as size_of
+    from diagnosis.capacity.kv_size import GIB, fit_blocks, fit_memory
+    from diagnosis.capacity.kv_size import kv_size as size_of
     from engine_probe.models.config_file import read_config
     from engine_probe.models.kv_geometry import geometry
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, emit, emit_json, say
-from collector.verb_list import VerbList
+from collector.terminal.output import JsonOption, emit, emit_json, say
+from collector.terminal.verb_list import VerbList
 from engine_probe.errors import EXIT_FINDING, UsageError
 
 if TYPE_CHECKING:

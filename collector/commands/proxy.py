@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
-from collector.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
+from collector.terminal.output import DEFAULT_STORE, JsonOption, emit, emit_json, say
+from collector.terminal.sink_options import DurationOption, SaltOption, SpoolOption, StoreOption, TokenOption, ToOption
 from engine_probe.digits import whole_number
 from engine_probe.errors import UsageError
 
@@ -89,7 +89,7 @@ def proxy(
 ) -> None:
     """Pass requests on to engines or APIs, byte for byte, and record them: instants, tokens, ends; never content."""
     from collector import logs
-    from collector.sinks import exit_code_of, open_sink, seconds_of, stop_on_signals, undelivered
+    from collector.terminal.sinks import exit_code_of, open_sink, seconds_of, stop_on_signals, undelivered
     from engine_probe.attach.fetch import trust
     from engine_probe.attach.funnel_sink import FunnelSink
     from engine_probe.attach.names import source_name

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from collector.asking import TokenOption, UrlOption, ask
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
 from collector.perfetto.file import PerfettoOption, write_trace
-from collector.terminal import padded, width_of
+from collector.terminal.asking import TokenOption, UrlOption, ask
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, printable, say
+from collector.terminal.width import padded, width_of
 from engine_probe.errors import UsageError
 from engine_probe.events import column
 
 if TYPE_CHECKING:
-    from collector.client import CollectorClient
+    from collector.terminal.client import CollectorClient
 
 WindowOption = Annotated[
     str | None,
@@ -169,7 +169,7 @@ def _list_from_store(
     import time
 
     from collector.perfetto.export import trace_of_requests
-    from collector.request_queries import RequestFilter, list_requests
+    from collector.reading.request_queries import RequestFilter, list_requests
     from diagnosis.windows import parse_window
     from store.interface import Window
     from store.open import open_store
@@ -186,8 +186,8 @@ def _list_from_store(
 def _show_from_store(url: str, request_id: str, window: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     import time
 
-    from collector.request_queries import get_request
-    from collector.request_timeline import timeline
+    from collector.reading.request_queries import get_request
+    from collector.reading.request_timeline import timeline
     from diagnosis.windows import parse_window
     from store.open import open_store
 

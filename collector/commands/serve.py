@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, say
+from collector.terminal.output import JsonOption, say
 
 
 def register(app: typer.Typer) -> None:
@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
         """
         from collector import logs, serving
         from collector.app import create_app
-        from collector.client import announced
-        from collector.output import emit_json
         from collector.services import open_configured
         from collector.settings import load_settings
+        from collector.terminal.client import announced
+        from collector.terminal.output import emit_json
         from engine_probe import listening
 
         settings = load_settings(

@@ -1,6 +1,6 @@
 """`kvscope sql`: one SELECT over everything that was recorded, from a store or from the collector that holds it.
 
-Both ways the statement runs in the same jailed child process (`store/sandbox.py`) and comes back as the same Arrow table.
+Both ways the statement runs in the same jailed child process (`store/sandbox/sandbox.py`) and comes back as the same Arrow table.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, printable, say
-from collector.terminal import cut, padded, width_of
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit_bytes, printable, say
+from collector.terminal.width import cut, padded, width_of
 from engine_probe.errors import CollectorUnreachable, StoreBusy, UsageError
 
 if TYPE_CHECKING:
-    from store.sandbox import SqlResult
+    from store.sandbox.sandbox import SqlResult
 
 FORMATS: Final = ("table", "json", "csv", "ndjson", "arrow", "parquet")
 TABLE_ROWS: Final = 1000
@@ -108,7 +108,7 @@ def _ask(
     try:
         return _from_store(text, store, max_rows, timeout_s)
     except StoreBusy as busy:
-        from collector.client import holder_of
+        from collector.terminal.client import holder_of
 
         holder = holder_of(store)
         if holder is None:
@@ -119,7 +119,7 @@ def _ask(
 
 def _from_store(text: str, url: str, max_rows: int | None, timeout_s: float) -> SqlResult:
     from store.open import open_store
-    from store.sandbox import SqlLimits, SqlRunner
+    from store.sandbox.sandbox import SqlLimits, SqlRunner
 
     with SqlRunner(SqlLimits(timeout_s=timeout_s), max_children=1, prewarm=False) as runner:
         runner.warm()  # the child comes up while the store opens
@@ -129,8 +129,8 @@ def _from_store(text: str, url: str, max_rows: int | None, timeout_s: float) -> 
 
 def _from_collector(text: str, url: str, token: str | None, max_rows: int | None) -> SqlResult:
     from collector.api.sql import ARROW
-    from collector.client import CollectorClient
-    from store.sandbox import SqlResult
+    from collector.terminal.client import CollectorClient
+    from store.sandbox.sandbox import SqlResult
 
     body = CollectorClient(url, token).post("/api/v1/sql", {"sql": text, "max_rows": max_rows}, ARROW)
     try:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING, StoreDamaged, UsageError
 
 if TYPE_CHECKING:
-    from store.retention import PruneReport
+    from store.upkeep.retention import PruneReport
 
 _DURATION = re.compile(r"(?P<n>\d+(?:\.\d+)?)(?P<unit>s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -57,10 +57,10 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write the rows of a window to files that other tools and `kvscope import` read."""
-    from store.export import FORMATS
-    from store.export import export as run
     from store.interface import Window
     from store.open import open_store
+    from store.upkeep.export import FORMATS
+    from store.upkeep.export import export as run
 
     chosen = next((name for name in FORMATS if name == file_format), None)
     if chosen is None:
@@ -88,8 +88,8 @@ def prune(
 ) -> None:
     """Apply retention once. Imported runs stay, unless one is named with --run."""
     from store.open import open_store
-    from store.retention import RetentionPolicy, drop_run
-    from store.retention import prune as apply
+    from store.upkeep.retention import RetentionPolicy, drop_run
+    from store.upkeep.retention import prune as apply
 
     policy = RetentionPolicy(
         seal_after_s=300.0 if seal else None,
@@ -135,8 +135,8 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Copy the store: the database in one snapshot, and its sealed files. The copy opens as a store."""
-    from store.backup import backup as run
     from store.open import open_store
+    from store.upkeep.backup import backup as run
 
     with open_store(store, must_exist=True) as opened:
         report = run(opened, target, say)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from collector.asking import TokenOption, UrlOption
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
+from collector.terminal.asking import TokenOption, UrlOption
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import EXIT_UNREACHABLE, CollectorUnreachable, KvscopeError
 
 if TYPE_CHECKING:
-    from collector.client import CollectorClient
+    from collector.terminal.client import CollectorClient
 
 PATIENCE_S: Final = 10.0
 """A collector that has not answered for so long is away."""
@@ -38,7 +38,7 @@ def top(
     if as_json:
         emit_json(watch.look())
         return
-    from collector.top_screen import screen
+    from collector.terminal.top_screen import screen
 
     if once or not sys.stdout.isatty():
         emit(screen(watch.look(), _width()))
@@ -69,7 +69,7 @@ def _follow(watch: _Watch, interval: float) -> None:
 
 def _picture(watch: _Watch, before: str, width: int) -> str:
     """The newest screen; where none can be had, why, above the one before. Raises what asking again does not mend."""
-    from collector.top_screen import old_screen, screen
+    from collector.terminal.top_screen import old_screen, screen
 
     try:
         return screen(watch.look(), width)
@@ -105,7 +105,7 @@ class _Watch:
             raise
 
     def _found(self) -> CollectorClient:
-        from collector.client import CollectorClient, holder_of
+        from collector.terminal.client import CollectorClient, holder_of
 
         found = self._url or holder_of(self._store)
         if found is None:

@@ -19,7 +19,7 @@ from collector.counts.book import Book
 from collector.counts.bounded import Names
 from collector.counts.columns import Codes, choices, numbers, words
 from collector.counts.reuse_gaps import SAMPLE, ReuseGaps
-from collector.durations import one_array, weights_of
+from collector.live.durations import one_array, weights_of
 from engine_probe.events import column
 from store import metric_catalogue as names
 

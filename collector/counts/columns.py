@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.durations import one_array
+from collector.live.durations import one_array
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[Any]

@@ -17,7 +17,7 @@ from collector.counts.book import Book
 from collector.counts.bounded import OTHER, Tops, label
 from collector.counts.columns import numbers, words
 from collector.counts.slos import Slos
-from collector.durations import one_array
+from collector.live.durations import one_array
 from store import metric_catalogue as names
 
 Codes = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from collector.counts.book import Book
 from collector.counts.bounded import Names
 from collector.counts.columns import numbers, words
-from collector.durations import weights_of
+from collector.live.durations import weights_of
 from engine_probe.events import column
 from store import metric_catalogue as names
 

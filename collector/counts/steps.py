@@ -10,7 +10,7 @@ import pyarrow as pa
 from collector.counts.book import Book, Floats
 from collector.counts.bounded import Names
 from collector.counts.columns import numbers, words
-from collector.durations import weights_of
+from collector.live.durations import weights_of
 from store import metric_catalogue as names
 
 PARTS: Final = ("schedule", "alloc", "forward", "sample", "probe", "kv_load")

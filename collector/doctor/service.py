@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import httpx
 
-from collector.client import CollectorClient, holder_of
 from collector.doctor.check import Check
+from collector.terminal.client import CollectorClient, holder_of
 from engine_probe.errors import KvscopeError, StoreBusy
 
 STALE_S: Final = 300.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.engine_fleets import Asked, compute_run, virtual_run
-from collector.output import JsonOption, emit, emit_json, say
+from collector.terminal.output import JsonOption, emit, emit_json, say
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.output import JsonOption, emit_json, say
-from collector.sink_options import SaltOption, SpoolOption, TokenOption
+from collector.terminal.output import JsonOption, emit_json, say
+from collector.terminal.sink_options import SaltOption, SpoolOption, TokenOption
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
     from engine_probe.engine.config import EngineConfig
     from engine_probe.engine.server.assembly import Assembled
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 
 def register(group: typer.Typer) -> None:
@@ -99,7 +99,7 @@ def serve(
     requests under way.
     """
     from collector import logs
-    from collector.sinks import seconds_of
+    from collector.terminal.sinks import seconds_of
 
     if kv_replay is not None and kv_events is None:
         raise UsageError("--kv-replay answers what was missed of --kv-events; give both")
@@ -201,8 +201,8 @@ def open_rows(
     to: str | None, store: str | None, record: Path | None, worker: str, token: str | None, spool: Path | None
 ) -> tuple[Sink, bool]:
     """Where rows go, and whether they are kept at all. Raises UsageError where two places are named."""
-    from collector.sinks import open_sink
-    from engine_probe.sink import FileSink, NoSink
+    from collector.terminal.sinks import open_sink
+    from engine_probe.sending.sink import FileSink, NoSink
 
     if sum(place is not None for place in (to, store, record)) > 1:
         raise UsageError("Give one of --collector, --store and --record.")
@@ -268,7 +268,7 @@ def _salt(path: Path | None) -> bytes:
 
 def _end(assembled: Assembled, sink: Sink, spool: Path | None) -> None:
     """Say what was not delivered, and end with its code."""
-    from collector.sinks import exit_code_of, undelivered
+    from collector.terminal.sinks import exit_code_of, undelivered
 
     left = undelivered(sink, spool)
     if left:

@@ -26,7 +26,7 @@ from collector.experiments.runner import Folder, Ran, counting_begins
 from collector.experiments.workload import Asked, Workload, asked, counted_s
 from diagnosis.experiments.design import Arm, Trial
 from diagnosis.experiments.observed import CALL, REUSABLE
-from diagnosis.wording import percent, seconds
+from diagnosis.telling.wording import percent, seconds
 from engine_probe.clock import Clock
 from engine_probe.engine.traffic.call import Call
 from engine_probe.errors import EngineUnreachable, UsageError
@@ -34,7 +34,7 @@ from engine_probe.load.generator import Ask, closed_loop, open_loop
 from engine_probe.load.openai_client import Endpoint, OpenAiClient, path_of, sampling
 from engine_probe.load.prompts import PromptWriter
 from engine_probe.schema import table_from_rows
-from engine_probe.sink import FileSink
+from engine_probe.sending.sink import FileSink
 
 KEYS = ("endpoint", "model", "cache", "temperature", "version", "note")
 CALIBRATION_TOKENS = 64

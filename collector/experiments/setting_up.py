@@ -67,7 +67,7 @@ def runner_of(shared: Shared, *, endpoint_off: str | None = None, blocks: bool =
     if not 0 < shared.timeout < float("inf"):
         raise UsageError(f"--timeout is {shared.timeout}; expected seconds above 0")
     from collector.experiments.endpoint import EndpointRunner, Target
-    from collector.output import say
+    from collector.terminal.output import say
     from engine_probe.attach.fetch import normalise_url, trust
     from engine_probe.load.prompts import PromptWriter
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from collector.experiments import options as o
-from collector.output import JsonOption, columns, emit, emit_json, say
+from collector.terminal.output import JsonOption, columns, emit, emit_json, say
 from engine_probe.errors import UsageError
 
 OUT = Path("sweep-out")

@@ -28,7 +28,7 @@ from engine_probe.engine.traffic.call import Call
 from engine_probe.engine.virtual_clock import EPOCH_NS, VirtualClock
 from engine_probe.engine.virtual_costs import VirtualCosts, charged_hardware
 from engine_probe.errors import EngineError
-from engine_probe.sink import FileSink, MemorySink, Sink
+from engine_probe.sending.sink import FileSink, MemorySink, Sink
 
 WORTH_A_POOL = 6
 """Processes take a second to start: fewer runs are made one after the other."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from collector.otlp_export.spans import export_request
-from collector.request_queries import RequestFilter, list_requests
+from collector.reading.request_queries import RequestFilter, list_requests
+from store.evidence.lineage import window_sql
 from store.interface import Store
-from store.lineage import window_sql
 from store.metrics import metric
 from store.sql_json import json_objects
 

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from collector.otlp_answer import PROTOBUF
-from engine_probe.backoff import Backoff
-from engine_probe.codec import JSON_CONTENT_TYPE
+from collector.intake.otlp_answer import PROTOBUF
 from engine_probe.errors import BackendRefused, BackendUnreachable, UsageError
+from engine_probe.sending.backoff import Backoff
+from engine_probe.wire.codec import JSON_CONTENT_TYPE
 
 TRACES_PATH: Final = "/v1/traces"
 TRIES: Final = 6

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from collector.asking import TokenOption, UrlOption
-from collector.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
+from collector.terminal.asking import TokenOption, UrlOption
+from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json, say
 from engine_probe.errors import EXIT_FINDING, StoreBusy, UsageError
 
 if TYPE_CHECKING:
-    from collector.client import CollectorClient
     from collector.otlp_export.page import SpanPage
+    from collector.terminal.client import CollectorClient
 
 
 MOST_SAID: Final = 5
@@ -96,7 +96,7 @@ def _source(
     stack: ExitStack, store: str, url: str | None, token: str | None, window: str | None, equal: dict[str, str]
 ) -> Callable[[str | None], SpanPage]:
     """Pages by their cursors: of the collector at `url`, else of the store, else of the collector that holds the store."""
-    from collector.client import CollectorClient, holder_of
+    from collector.terminal.client import CollectorClient, holder_of
 
     if url is None:
         try:
@@ -115,7 +115,7 @@ def _of_store(
     import time
 
     from collector.otlp_export.page import PAGE_ROWS, span_page
-    from collector.request_queries import RequestFilter
+    from collector.reading.request_queries import RequestFilter
     from diagnosis.windows import parse_window
     from store.interface import Window
     from store.open import open_store
@@ -128,7 +128,7 @@ def _of_store(
 def _of_collector(
     client: CollectorClient, window: str | None, equal: dict[str, str]
 ) -> Callable[[str | None], SpanPage]:
-    from collector.otlp_answer import PROTOBUF
+    from collector.intake.otlp_answer import PROTOBUF
     from collector.otlp_export.page import CURSOR_HEADER, ROWS_HEADER, SpanPage
 
     def page(cursor: str | None) -> SpanPage:

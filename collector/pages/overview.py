@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from collector import problems
-from collector.durations import METRICS
-from collector.now import picture
+from collector.live.durations import METRICS
+from collector.live.now import picture
 from collector.pages.frame import fragment, page
 from collector.services import Services, services_of
 from engine_probe.errors import NotReady, TooManyQueries, TooManyReaders, Unauthorized, WrongHost

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from collector.output import emit, emit_json, say
+from collector.terminal.output import emit, emit_json, say
 from engine_probe.errors import UsageError
 
 PerfettoOption = Annotated[

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from store.evidence.lineage import window_sql
 from store.interface import Store, Window
-from store.lineage import window_sql
 from store.metrics import metric
 from store.sql_json import json_objects
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from collector.perfetto.chrome_trace import ChromeTrace, Lanes, Track
 from collector.perfetto.surroundings import Row, Scene, end_of
-from engine_probe.phases import Span, disjoint
+from engine_probe.recording.phases import Span, disjoint
 
 _INSTANTS = frozenset({"at_ns", "arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "end_ns"})
 _NOT_SHOWN = _INSTANTS | {"received_ns", "spans", "token_ns", "token_counts", "prompt_blocks"}

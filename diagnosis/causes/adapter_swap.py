@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
-from diagnosis.wording import number, percent, seconds
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause("adapter_swap", needs=("step.prefill_tokens", "step.decode_tokens", "request.model"), rows=("adapter_swap",))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import counter_sql, event_where, lost_sql, num_lost_sql, pool_sql, request_sql
+from diagnosis.claims.evidence_sql import counter_sql, event_where, lost_sql, num_lost_sql, pool_sql, request_sql
 from diagnosis.sampled import count_words
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 BY_GEOMETRY, BY_TRACES = 0.78, 0.6
 """What it is worth where no scheduler says what requests wait for: the pool and what was wanted of it, or traces of shortage alone."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import bounds, request_sql
+from diagnosis.claims.evidence_sql import bounds, request_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 PART = 0.2
 """Share of the window at its beginning and at its end whose floors are compared."""

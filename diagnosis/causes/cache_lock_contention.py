@@ -6,11 +6,11 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
+from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.facts import F64, Bool, Facts
-from diagnosis.overheads import BEYOND, lookup_parts
-from diagnosis.pace import decoding_at
-from diagnosis.wording import number, percent, seconds
+from diagnosis.ledger.overheads import BEYOND, lookup_parts
+from diagnosis.ledger.pace import decoding_at
+from diagnosis.telling.wording import number, percent, seconds
 
 RISE = threshold(
     "cache_lock_contention.rise",

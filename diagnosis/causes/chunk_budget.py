@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.bound_wait import ROOM, bound_by, setting
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where, request_sql
+from diagnosis.claims.bound_wait import ROOM, bound_by, setting
+from diagnosis.claims.evidence_sql import event_where, request_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 MORE_CHUNKS = threshold(
     "chunk_budget.ratio",

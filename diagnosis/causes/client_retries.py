@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import num_requests_sql, request_sql
+from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause("client_retries", needs=("request.retry_count",), rows=("client_retries",))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.checks.check import Check
 from diagnosis.checks.clocks import OUTSIDE, Skew, skews
-from diagnosis.evidence_sql import request_pairs_sql
+from diagnosis.claims.evidence_sql import request_pairs_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 
 CERTAIN = 0.95
 """Strength: a bound that instants break leaves no doubt, but of which of the two clocks."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import bounds
-from diagnosis.wording import number, seconds
+from diagnosis.claims.evidence_sql import bounds
+from diagnosis.telling.wording import number, seconds
 from store.interface import Window
 
 MARKS_BEFORE_NS = 60_000_000_000

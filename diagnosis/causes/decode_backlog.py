@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where, text
+from diagnosis.claims.evidence_sql import event_where, text
+from diagnosis.claims.handover import cost, decode_worker, load_grew, quiet, spent
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import cost, decode_worker, load_grew, quiet, spent
-from diagnosis.wording import number, seconds
+from diagnosis.telling.wording import number, seconds
 
 ROW = "decode_queue"
 

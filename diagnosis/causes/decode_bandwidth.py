@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
-from diagnosis.pace import running_of
-from diagnosis.wording import number, seconds
+from diagnosis.claims.evidence_sql import event_where
+from diagnosis.ledger.pace import running_of
+from diagnosis.telling.wording import number, seconds
 
 FULLER = threshold(
     "decode_bandwidth.fuller",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
+from diagnosis.claims.evidence_sql import event_where
+from diagnosis.claims.handover import BETWEEN, bytes_per_s, cost, decode_worker, quiet, spent, transfer_sql
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import BETWEEN, bytes_per_s, cost, decode_worker, quiet, spent, transfer_sql
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 ROW = "decode_block_shortage"
 AS_FAST = 0.9

@@ -6,10 +6,10 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
+from diagnosis.claims.evidence_sql import event_where
 from diagnosis.facts import F64, Facts
-from diagnosis.overheads import EVICTION, overheads
-from diagnosis.wording import number, seconds
+from diagnosis.ledger.overheads import EVICTION, overheads
+from diagnosis.telling.wording import number, seconds
 
 LONGER = threshold(
     "eviction_overhead.ratio",

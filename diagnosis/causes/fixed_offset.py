@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
+from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.facts import F64
-from diagnosis.offset import find_offset, residual_s
-from diagnosis.wording import number, percent, seconds
+from diagnosis.ledger.offset import find_offset, residual_s
+from diagnosis.telling.wording import number, percent, seconds
 
 BY_REST = "the requests: time to the first token less all phases that somebody tells"
 HALF = 0.5

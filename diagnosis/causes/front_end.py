@@ -6,9 +6,9 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
+from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import number, seconds
+from diagnosis.telling.wording import number, seconds
 
 PARTS = {"frontend_s": "HTTP and parsing", "tokenize_s": "tokenising", "network_s": "between caller and engine"}
 """What the time before the engine is made of; the last is the caller's first token less the engine's, and no column."""

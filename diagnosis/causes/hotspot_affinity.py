@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Excluded, cause
-from diagnosis.hotspot_claim import hotspot
+from diagnosis.claims.hotspot import hotspot
 
 
 @cause("hotspot_affinity", needs=("route.chosen",), rows=("hotspot_affinity",))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.hotspot_claim import hotspot, of_cause, of_index
-from diagnosis.wording import number, percent
+from diagnosis.claims.hotspot import hotspot, of_cause, of_index
+from diagnosis.telling.wording import number, percent
 
 UNKNOWN_FOR_GONE = 4.0
 """Wrong beliefs over those in blocks that were gone, from which on the index is one that began anew, and not one that is late."""

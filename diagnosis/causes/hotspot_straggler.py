@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Excluded, cause
-from diagnosis.hotspot_claim import hotspot
-from diagnosis.straggler_reason import reasons
+from diagnosis.claims.hotspot import hotspot
+from diagnosis.claims.straggler_reason import reasons
 
 
 @cause("hotspot_straggler", needs=("step|request.prefill_s",), rows=("hotspot_straggler",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Excluded, cause
-from diagnosis.hotspot_claim import hotspot, of_index
+from diagnosis.claims.hotspot import hotspot, of_index
 
 
 @cause(

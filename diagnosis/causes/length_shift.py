@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis import shared_load
+from diagnosis.attribution import shared_load
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.dimensions import LENGTHS, WORDS
-from diagnosis.evidence_sql import request_sql
-from diagnosis.wording import number, percent
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.statistics.dimensions import LENGTHS, WORDS
+from diagnosis.telling.wording import number, percent
 
 
 @cause("length_shift", needs=("request.prompt_tokens|request.output_tokens",), rows=("length_shift",))

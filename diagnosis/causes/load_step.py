@@ -6,10 +6,10 @@ import math
 
 from diagnosis.calibration import all_reached, threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
-from diagnosis.evidence_sql import num_requests_sql, request_sql
+from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
 from diagnosis.facts import Facts
 from diagnosis.sampled import sampled_words, total
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 
 GROWTH = threshold(
     "load_step.growth",

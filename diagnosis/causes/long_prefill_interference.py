@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import num_requests_sql, request_sql
+from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
+from diagnosis.ledger.spent import long_prefill_tokens
 from diagnosis.sampled import rate_of, sampled_words
-from diagnosis.spent import long_prefill_tokens
-from diagnosis.wording import number, seconds
+from diagnosis.telling.wording import number, seconds
 
 
 @cause(

@@ -6,9 +6,9 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
-from diagnosis.overheads import lookup_parts
-from diagnosis.wording import number, seconds
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.ledger.overheads import lookup_parts
+from diagnosis.telling.wording import number, seconds
 
 RISE = threshold(
     "lookup_overhead.rise",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from diagnosis import shared_load
+from diagnosis.attribution import shared_load
 from diagnosis.cause import BY_MIX, Case, Claim, Evidence, Excluded, cause
-from diagnosis.dimensions import CATEGORIES, WORDS
-from diagnosis.evidence_sql import request_sql, text
-from diagnosis.wording import percent
+from diagnosis.claims.evidence_sql import request_sql, text
+from diagnosis.statistics.dimensions import CATEGORIES, WORDS
+from diagnosis.telling.wording import percent
 
 
 @cause("mix_shift", needs=("request.workload|request.tenant|request.prompt_tokens",), rows=("mix_shift",))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import counter_sql, event_where, request_sql, sum_sql
+from diagnosis.claims.evidence_sql import counter_sql, event_where, request_sql, sum_sql
 from diagnosis.facts import Facts
 from diagnosis.sampled import num_requests, sampled_words, total
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause(

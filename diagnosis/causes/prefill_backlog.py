@@ -6,11 +6,11 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.claims.handover import busy_share, busy_sql, load_grew, spent
 from diagnosis.facts import Facts
-from diagnosis.handover_claim import busy_share, busy_sql, load_grew, spent
 from diagnosis.sampled import total
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 ROWS = ("queue_load", "queue_seats", "queue_budget", "shared_prefill")
 RISE = threshold(

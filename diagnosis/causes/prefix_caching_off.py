@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
+from diagnosis.claims.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
 from diagnosis.quality import caching_is_off
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 
 
 @cause(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, evicted_sql, lost_sql, num_lost_sql, request_sql, restored_sql, text
+from diagnosis.claims.evidence_sql import HIT_RATE, evicted_sql, lost_sql, num_lost_sql, request_sql, restored_sql, text
 from diagnosis.facts import LineageFacts
 from diagnosis.sampled import count_words, num_requests, rate_of, sampled_words
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause("premature_eviction", needs=("block.evicted",), rows=("premature_eviction",))

@@ -6,9 +6,9 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
+from diagnosis.claims.evidence_sql import event_where
 from diagnosis.facts import Facts
-from diagnosis.wording import percent, seconds
+from diagnosis.telling.wording import percent, seconds
 
 SHARE = threshold(
     "probe_overhead.share",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, request_sql
-from diagnosis.sharing import no_longer_shared
-from diagnosis.wording import number, percent, seconds
+from diagnosis.claims.evidence_sql import HIT_RATE, request_sql
+from diagnosis.ledger.sharing import no_longer_shared
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause("prompt_uncacheable", needs=("request.prompt_blocks", "request.cached_tokens"), rows=("prompt_uncacheable",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
-from diagnosis.wording import number, seconds
+from diagnosis.claims.evidence_sql import event_where
+from diagnosis.telling.wording import number, seconds
 
 
 @cause("recompile", needs=("step.prefill_tokens", "step.decode_tokens"), rows=("recompile",))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.bound_wait import setting
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, request_sql
-from diagnosis.reuse_units import Grid, found_tokens, grid_of, larger_unit, unit_tokens
-from diagnosis.wording import number, percent, seconds
+from diagnosis.claims.bound_wait import setting
+from diagnosis.claims.evidence_sql import HIT_RATE, request_sql
+from diagnosis.ledger.reuse_units import Grid, found_tokens, grid_of, larger_unit, unit_tokens
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause(

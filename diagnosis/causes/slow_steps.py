@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import median_gap_sql
+from diagnosis.claims.evidence_sql import median_gap_sql
 from diagnosis.facts import Facts
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 BY_GAPS, BY_MEANS, BY_FLEET = 0.9, 0.6, 0.45
 """What equal concurrency is worth where no step tells the batch; the last is a guess, and confidence in it is low."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.bound_wait import ROOM, bound_by, setting
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where
+from diagnosis.claims.bound_wait import ROOM, bound_by, setting
+from diagnosis.claims.evidence_sql import event_where
 from diagnosis.facts import Facts
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 
 
 @cause("small_batch", needs=("step.waiting_on_seats",), rows=("queue_seats",))

@@ -6,9 +6,9 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import request_sql
-from diagnosis.speculation import acceptance, tokens_per_step
-from diagnosis.wording import percent, seconds
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.ledger.speculation import acceptance, tokens_per_step
+from diagnosis.telling.wording import percent, seconds
 
 FEWER = threshold(
     "speculation_collapse.fewer",

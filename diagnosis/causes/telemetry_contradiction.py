@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.checks.check import Check
-from diagnosis.evidence_sql import counter_sql, event_where, request_sql, sum_sql
-from diagnosis.wording import number
+from diagnosis.claims.evidence_sql import counter_sql, event_where, request_sql, sum_sql
+from diagnosis.telling.wording import number
 
 CERTAIN = 0.95
 """What numbers are worth that exclude each other."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.causes.tier_saves_nothing import GONE, lost_rows, lost_seconds
-from diagnosis.evidence_sql import counter_sql, event_where
-from diagnosis.onset import met_here_alone
-from diagnosis.tiers import given_up_share, read_per_request, tier_tokens, written
-from diagnosis.wording import number, percent, size
+from diagnosis.claims.evidence_sql import counter_sql, event_where
+from diagnosis.claims.onset import met_here_alone
+from diagnosis.ledger.tiers import given_up_share, read_per_request, tier_tokens, written
+from diagnosis.telling.wording import number, percent, size
 
 NEVER = 0.01
 """Share of what the tier saved a request before, up to which it is never read."""

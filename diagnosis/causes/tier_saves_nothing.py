@@ -6,10 +6,10 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import event_where, request_sql
-from diagnosis.onset import TRACE
-from diagnosis.tiers import claimed_tokens, given_up_share, has_tier, read_per_request, tier_tokens, token_cost_s
-from diagnosis.wording import number, percent, seconds
+from diagnosis.claims.evidence_sql import event_where, request_sql
+from diagnosis.claims.onset import TRACE
+from diagnosis.ledger.tiers import claimed_tokens, given_up_share, has_tier, read_per_request, tier_tokens, token_cost_s
+from diagnosis.telling.wording import number, percent, seconds
 
 FELL = 0.5
 """Share of what the tier saved a request before, which is left at most."""

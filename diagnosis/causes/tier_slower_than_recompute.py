@@ -7,11 +7,11 @@ import numpy as np
 from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
 from diagnosis.causes.tier_saves_nothing import FELL, LOST, lost_rows
-from diagnosis.evidence_sql import request_sql
+from diagnosis.claims.evidence_sql import request_sql
+from diagnosis.claims.onset import met_here_alone
 from diagnosis.facts import F64, Bool, Facts
-from diagnosis.onset import met_here_alone
-from diagnosis.tiers import held_share, loads, read_per_request, token_cost_s
-from diagnosis.wording import bandwidth, number, percent, seconds
+from diagnosis.ledger.tiers import held_share, loads, read_per_request, token_cost_s
+from diagnosis.telling.wording import bandwidth, number, percent, seconds
 
 RISE = threshold(
     "tier_slower_than_recompute.rise",

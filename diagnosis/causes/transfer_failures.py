@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.claims.handover import cost, quiet, spent, transfer_sql
 from diagnosis.facts import HandoverFacts
-from diagnosis.handover_claim import cost, quiet, spent, transfer_sql
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 
 ROW = "transfer_failures"
 

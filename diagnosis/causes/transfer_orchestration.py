@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.handover_claim import cost, quiet, spent, transfer_sql
-from diagnosis.wording import seconds
+from diagnosis.claims.handover import cost, quiet, spent, transfer_sql
+from diagnosis.telling.wording import seconds
 
 ROW = "transfer_orchestration"
 WITHOUT_ROOM = 0.45

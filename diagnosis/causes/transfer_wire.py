@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.handover_claim import BY_TRANSFERS, bytes_each, bytes_per_s, cost, quiet, spent, transfer_sql
-from diagnosis.wording import number, seconds
+from diagnosis.claims.handover import BY_TRANSFERS, bytes_each, bytes_per_s, cost, quiet, spent, transfer_sql
+from diagnosis.telling.wording import number, seconds
 
 ROW = "transfer_wire"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
-from diagnosis.evidence_sql import HIT_RATE, event_where, request_sql
-from diagnosis.wording import number, percent, seconds
-from store.lineage import ON_DEVICE
+from diagnosis.claims.evidence_sql import HIT_RATE, event_where, request_sql
+from diagnosis.telling.wording import number, percent, seconds
+from store.evidence.lineage import ON_DEVICE
 
 
 @cause("ttl_expiry", needs=("block.evicted", "request.prompt_blocks"), rows=("ttl_expiry",))

@@ -14,7 +14,7 @@ import numpy as np
 from diagnosis.checks.check import NUMBERS_OF_REUSE, Check
 from diagnosis.checks.reuse import COUNTERS, was_read
 from diagnosis.facts import F64, Facts
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 
 LEAST = 0.10
 """Quantile of prefill seconds a prompt token: requests that shared their steps with nobody."""

@@ -15,7 +15,7 @@ from diagnosis.calibration import threshold
 from diagnosis.checks.check import NOTHING, TOLERANCE, Check, is_rare
 from diagnosis.checks.delivery import lost_share
 from diagnosis.facts import F64, Facts
-from diagnosis.wording import listing, number, percent, seconds
+from diagnosis.telling.wording import listing, number, percent, seconds
 
 APART = threshold(
     "clocks.apart",

@@ -7,7 +7,7 @@ import numpy as np
 from diagnosis.checks.check import Check, differ
 from diagnosis.facts import Facts
 from diagnosis.sampled import half_interval, margin, num_requests, rate_of, total
-from diagnosis.wording import number, percent
+from diagnosis.telling.wording import number, percent
 
 COVERED = 0.5
 """Share of the window that scrapes of a counter must span before it can be said to stand still."""

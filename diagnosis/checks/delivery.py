@@ -7,7 +7,7 @@ import numpy as np
 from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check, is_rare
 from diagnosis.facts import Facts
 from diagnosis.sampled import half_interval, num_requests, rate_of
-from diagnosis.wording import number, percent, seconds
+from diagnosis.telling.wording import number, percent, seconds
 from engine_probe.events import KINDS
 
 LOST_SHARE = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnosis.checks.check import NOTHING, Check, is_rare
 from diagnosis.facts import Facts
-from diagnosis.wording import listing, number, percent
+from diagnosis.telling.wording import listing, number, percent
 
 MEANS = {
     "sample_boundary": "tokens of one sample in another's stream, or lost or reordered on the way",

@@ -15,7 +15,7 @@ from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check, dif
 from diagnosis.checks.delivery import handed_over, lost_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
-from diagnosis.wording import listing, number, percent
+from diagnosis.telling.wording import listing, number, percent
 
 NONE_OF, MUCH_OF = 0.01, 0.10
 """Shares of the prompt tokens: up to the one nothing was reused, from the other on much was."""

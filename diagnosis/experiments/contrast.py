@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.draws import false_discoveries
 from diagnosis.experiments.observed import CLASSES, Observed
 from diagnosis.experiments.resampling import Estimate, difference, of_numbers
 from diagnosis.experiments.summary import METRICS, STATISTICS, ArmSummary, goodput_rps, tokens_per_s, values
 from diagnosis.facts import F64
-from diagnosis.quantiles import nearest_rank
+from diagnosis.statistics.draws import false_discoveries
+from diagnosis.statistics.quantiles import nearest_rank
 from store.metrics import PRESET_SLOS, Slo
 
 MATERIAL = 0.10

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from diagnosis.experiments.resampling import Estimate
 from diagnosis.experiments.summary import ArmSummary
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 
 BREAKS_AT = 2.0
 """Where no SLO is given: waiting that doubles what callers have at rest is what they notice."""

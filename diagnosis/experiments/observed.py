@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from diagnosis.experiments.gains import Gains, WorkerLoad
 from diagnosis.facts import F64, Obj
-from diagnosis.load_requests import floats, is_warmup, seconds_since
+from diagnosis.loading.requests import floats, is_warmup, seconds_since
 from engine_probe.errors import BadWindow
 from engine_probe.events import PHASES
 from store.metrics import hit_class

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diagnosis.experiments.contrast import MATERIAL, Contrast, HotWorker
-from diagnosis.wording import interval, listing, percent, quantile_name, seconds, signed
+from diagnosis.telling.wording import interval, listing, percent, quantile_name, seconds, signed
 
 READ = ("mean", "p50", "p95", "p99")
 HOT_RATIO = 3.0

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagnosis.bootstrap import repeat_counts, widen
-from diagnosis.draws import interval_95, student_p
-from diagnosis.quantiles import F64, Counts, descending_order, nearest_rank, tail_indices
-from diagnosis.significance import MIN_FOR_MEAN
-from diagnosis.sufficiency import required_n
+from diagnosis.statistics.bootstrap import repeat_counts, widen
+from diagnosis.statistics.draws import interval_95, student_p
+from diagnosis.statistics.quantiles import F64, Counts, descending_order, nearest_rank, tail_indices
+from diagnosis.statistics.significance import MIN_FOR_MEAN
+from diagnosis.statistics.sufficiency import required_n
 
 MAX_WHOLE = 6
 """Up to so many repeats every draw is looked at (46,656 of them), beyond it `REPLICATES` by seed 0."""

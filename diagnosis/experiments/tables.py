@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diagnosis.wording import interval, number, percent, seconds, signed
+from diagnosis.telling.wording import interval, number, percent, seconds, signed
 
 STATISTICS = {"mean": "mean", "p50": "P50", "p95": "P95", "p99": "P99", "p99_9": "P99.9"}
 

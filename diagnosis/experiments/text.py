@@ -18,8 +18,8 @@ from diagnosis.experiments.tables import (
     ttft_rows,
     worker_rows,
 )
-from diagnosis.text import table
-from diagnosis.wording import seconds, signed, wrapped
+from diagnosis.telling.text import table
+from diagnosis.telling.wording import seconds, signed, wrapped
 
 WIDTH = 80
 """Columns of the text."""

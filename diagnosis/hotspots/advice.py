@@ -17,7 +17,7 @@ from diagnosis.hotspots.finding import Advice
 from diagnosis.hotspots.kinds import Named
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 
 MEND = (
     "Mend the load signal first: the router's counter does not move, so nothing holds it back. Count a request when it is sent and "

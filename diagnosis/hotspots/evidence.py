@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.evidence_sql import text
+from diagnosis.claims.evidence_sql import text
 from diagnosis.facts import I64
 from diagnosis.hotspots.finding import Evidence
 from diagnosis.hotspots.kinds import Named
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
-from diagnosis.wording import percent, seconds
+from diagnosis.telling.wording import percent, seconds
 from store.interface import Window
 
 WORST = 5

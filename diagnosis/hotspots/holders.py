@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from diagnosis.facts import I64
 from diagnosis.hotspots.detection import intervals, wrong_beliefs, wrong_intervals
 from diagnosis.hotspots.observed import F32, Observed
+from store.evidence.lineage import ON_DEVICE, past_of, window_sql
 from store.interface import Store, Window
-from store.lineage import ON_DEVICE, past_of, window_sql
 
 MOST_CELLS = 20_000_000
 """Decisions times workers that are looked up; of more, every so many-th decision is."""

@@ -20,7 +20,7 @@ from diagnosis.hotspots.kinds import Chances, Named, chances, dead, ignored, nam
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
-from diagnosis.wording import listing, percent, seconds
+from diagnosis.telling.wording import listing, percent, seconds
 from store.interface import Store, Window
 
 JOINED = 0.95

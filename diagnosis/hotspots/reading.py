@@ -18,8 +18,8 @@ from diagnosis.facts import I64
 from diagnosis.hotspots.observed import F32, Decisions, Observed, Served, Steps
 from diagnosis.parallel import both
 from engine_probe.errors import BadWindow
+from store.evidence.lineage import window_sql
 from store.interface import Store, Window
-from store.lineage import window_sql
 from store.statements import literal
 
 BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from diagnosis.wording import number, percent, seconds, wrapped
+from diagnosis.telling.wording import number, percent, seconds, wrapped
 
 WIDTH = 80
 """Columns of the text."""

@@ -23,7 +23,7 @@ from diagnosis.calibration import MARGIN, declared
 from diagnosis.lab.confusion import is_first_right
 from diagnosis.lab.plan import is_null
 from diagnosis.lab.results import from_document
-from diagnosis.quantiles import nearest_rank
+from diagnosis.statistics.quantiles import nearest_rank
 
 EDGES = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.995, 1.0)
 FEWEST = 20

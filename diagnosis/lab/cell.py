@@ -19,12 +19,12 @@ from diagnosis.lab.grade import grade
 from diagnosis.lab.lately import Lately
 from diagnosis.lab.play import KEPT
 from diagnosis.lab.run import BASELINE, SUSPECT, LabRun, Order, run_lab, write_lab
-from diagnosis.load import load
-from diagnosis.verdict import Verdict
+from diagnosis.loading.load import load
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import judged_vantage, vantages
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from engine_probe.errors import KvscopeError
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 from store.interface import Batch, Store, Window
 from store.open import open_store
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from diagnosis.attribution.ranking import CAP_WHEN_FEW, CAP_WHEN_TENTATIVE
 from diagnosis.cause import all_causes
 from diagnosis.lab.catalogue import find_fault
 from diagnosis.lab.fault import Fault
@@ -18,7 +19,6 @@ from diagnosis.lab.reliability import reliability
 from diagnosis.lab.results import NOTHING, Result
 from diagnosis.lab.targets import Figures, targets
 from diagnosis.lab.thresholds import Rule, Run, accuracy, tune
-from diagnosis.ranking import CAP_WHEN_FEW, CAP_WHEN_TENTATIVE
 
 JUDGED_AT = ("typical", "strong")
 HIGH = 0.8

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.quantiles import F64, nearest_rank
-from diagnosis.significance import compare
+from diagnosis.statistics.quantiles import F64, nearest_rank
+from diagnosis.statistics.significance import compare
 
 Draw = Callable[[np.random.Generator, int], F64]
 SLOWER = 1.3

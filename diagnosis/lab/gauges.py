@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from diagnosis.lab.truth import latencies, np_mask
-from diagnosis.load_requests import is_warmup
-from diagnosis.quantiles import F64
+from diagnosis.loading.requests import is_warmup
+from diagnosis.statistics.quantiles import F64
 
 if TYPE_CHECKING:
     import pyarrow as pa

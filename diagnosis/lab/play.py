@@ -19,7 +19,7 @@ from engine_probe.engine.fleet.virtual_fleet import Tally, VirtualFleet
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from engine_probe.engine.virtual_costs import VirtualCosts, charged_hardware
 from engine_probe.events import KINDS
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 if TYPE_CHECKING:
     import pyarrow as pa

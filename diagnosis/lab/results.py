@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diagnosis.attribution.ranking import CAP_WHEN_FEW, CAP_WHEN_TENTATIVE
 from diagnosis.lab.gauges import GAUGES
-from diagnosis.ranking import CAP_WHEN_FEW, CAP_WHEN_TENTATIVE
 from engine_probe.errors import UsageError
 
 NOTHING = "nothing"

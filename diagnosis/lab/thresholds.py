@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnosis.quantiles import F64
+from diagnosis.statistics.quantiles import F64
 
 Gauges = Mapping[str, "float | None"]
 Feature = Callable[[Gauges, Gauges], float]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
-from diagnosis.load_requests import is_warmup
-from diagnosis.quantiles import F64, nearest_rank
+from diagnosis.loading.requests import is_warmup
+from diagnosis.statistics.quantiles import F64, nearest_rank
 
 if TYPE_CHECKING:
     import pyarrow as pa

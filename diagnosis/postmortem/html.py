@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from diagnosis.postmortem import svg
 from diagnosis.postmortem.incident import SIDES, query_hash
 from diagnosis.postmortem.words import impact_sentence, summary
-from diagnosis.wording import interval, metric_name, quantile_name, seconds, signed
+from diagnosis.telling.wording import interval, metric_name, quantile_name, seconds, signed
 
 
 def render_html(verdict: Mapping[str, Any], incident: Mapping[str, Any], *, version: str) -> str:

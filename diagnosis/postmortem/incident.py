@@ -201,7 +201,7 @@ def _requests(verdict: Mapping[str, Any], side: str) -> str:
 
 
 def _literal(window: Window, instant: str) -> str:
-    """The condition of `store.lineage.window_sql` with every value in its place, so that a query can be read and run alone."""
+    """The condition of `store.evidence.lineage.window_sql` with every value in its place, so that a query can be read and run alone."""
     parts = ["run_id IS NULL" if window.run_id is None else f"run_id = {_quoted(window.run_id)}"]
     parts += [] if window.start_ns is None else [f"{instant} >= {int(window.start_ns)}"]
     parts += [] if window.end_ns is None else [f"{instant} < {int(window.end_ns)}"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from diagnosis.postmortem.incident import SIDES
 from diagnosis.postmortem.words import impact_sentence
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 
 
 def impact(incident: Mapping[str, Any]) -> str:

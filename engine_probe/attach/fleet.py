@@ -24,7 +24,7 @@ from engine_probe.attach.targets import Target, Targets
 from engine_probe.errors import KvscopeError, ProbeError
 
 if TYPE_CHECKING:
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 log = logging.getLogger(__name__)
 

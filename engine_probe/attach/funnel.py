@@ -20,7 +20,7 @@ from engine_probe.events import DROP_ORDER
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from engine_probe.attach.funnel import Funnel
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 
 class FunnelSink:

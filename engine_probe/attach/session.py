@@ -18,7 +18,7 @@ from engine_probe.attach.otlp_receiver import OtlpReceiver
 from engine_probe.errors import EngineUnreachable
 
 if TYPE_CHECKING:
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 WAIT_PAUSE_S: Final = 1.0
 

@@ -26,7 +26,7 @@ from engine_probe.engine.scheduler import Schedule, Scheduler
 from engine_probe.engine.sequence import Sequence, State
 from engine_probe.engine.speculation import keep_accepted
 from engine_probe.errors import PromptRefused, UsageError
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 COUNTED = 0
 """Stands for a token where tokens are only counted."""

@@ -19,8 +19,8 @@ from engine_probe.engine.kv_identity import extend
 from engine_probe.engine.name_book import NameBook, Names
 from engine_probe.engine.scheduler import REASONS, Schedule
 from engine_probe.engine.sequence import Sequence
-from engine_probe.recorder import Recorder
-from engine_probe.step_ring import UNKNOWN
+from engine_probe.recording.recorder import Recorder
+from engine_probe.recording.step_ring import UNKNOWN
 
 if TYPE_CHECKING:
     from engine_probe.engine.engine import Engine

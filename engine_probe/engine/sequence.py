@@ -16,7 +16,7 @@ import numpy as np
 
 from engine_probe.engine.name_book import Numbers
 from engine_probe.engine.sampling_params import SamplingParams
-from engine_probe.recorder import NO_SLOT
+from engine_probe.recording.recorder import NO_SLOT
 
 NO_NAMES: Numbers = np.empty(0, dtype=np.int64)
 

@@ -14,11 +14,11 @@ from engine_probe.proxy.order import OpenAnswers
 from engine_probe.proxy.tags import request_columns
 from engine_probe.proxy.upstreams import Choice, Upstream
 from engine_probe.proxy.watch import Watch
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from engine_probe.proxy.tokenizing import Job, Tokenizing
-    from engine_probe.request_rows import RequestRow
+    from engine_probe.recording.request_rows import RequestRow
 
 APIS: Final[Mapping[bytes, str]] = {
     b"/chat/completions": "chat",

@@ -14,7 +14,7 @@ from engine_probe.adapters.llamacpp import model_name
 from engine_probe.adapters.vllm import normalise_request_id
 from engine_probe.proxy.reading import identifier
 from engine_probe.proxy.shapes import count
-from engine_probe.request_rows import RequestRow
+from engine_probe.recording.request_rows import RequestRow
 
 if TYPE_CHECKING:
     from engine_probe.proxy.watch import Watch

@@ -26,11 +26,11 @@ from engine_probe.proxy.tags import parse_tags
 from engine_probe.proxy.tokenizer import Tokenizer
 from engine_probe.proxy.tokenizing import Tokenizing
 from engine_probe.proxy.upstreams import Balancer, Policy, parse_upstream
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 from engine_probe.sampling import Sampling
 
 if TYPE_CHECKING:
-    from engine_probe.sink import Sink
+    from engine_probe.sending.sink import Sink
 
 VANTAGES: Final = ("client", "router")
 SPARE_FILES: Final = 200

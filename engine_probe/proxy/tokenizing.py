@@ -22,7 +22,7 @@ from engine_probe.proxy.tokenizer import NoTokens, Tokenizer
 from engine_probe.proxy.upstreams import Upstream
 
 if TYPE_CHECKING:
-    from engine_probe.request_rows import RequestRow
+    from engine_probe.recording.request_rows import RequestRow
 
 log = logging.getLogger(__name__)
 

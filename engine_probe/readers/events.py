@@ -24,7 +24,7 @@ from engine_probe.readers.source import CHUNK_ROWS, Notes, ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from engine_probe.codec import Decoded
+    from engine_probe.wire.codec import Decoded
 
 PARQUET: Final = (".parquet", ".pq")
 NDJSON: Final = (".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")
@@ -80,7 +80,7 @@ class EventFiles:
             raise UnknownFormat(f"{path.name} cannot be read as Parquet events: {_first_line(error)}") from error
 
     def _ndjson(self, path: Path) -> Iterator[dict[str, pa.Table]]:
-        from engine_probe.codec import decode_ndjson
+        from engine_probe.wire.codec import decode_ndjson
 
         lines: list[bytes] = []
         start = 1

@@ -16,7 +16,7 @@ from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.lines import text_lines
 from engine_probe.readers.source import Notes, ReadOptions
-from engine_probe.vllm_stats import Geometry, StepRows, request_rows
+from engine_probe.vllm.stats import Geometry, StepRows, request_rows
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "tests" / "data" / "recordings"

@@ -11,7 +11,7 @@ import pytest
 import engine_probe
 from engine_probe import errors
 from engine_probe.errors import EXIT_MISUSE, EXIT_UNREACHABLE, KvscopeError
-from engine_probe.row_errors import invalid_rows
+from engine_probe.wire.row_errors import invalid_rows
 
 
 def tree(root: type[KvscopeError] = KvscopeError) -> Iterator[type[KvscopeError]]:

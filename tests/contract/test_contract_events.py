@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_probe import step_ring
-from engine_probe.codec import decode_json
 from engine_probe.docs_page import page
 from engine_probe.events import CONTRACT_VERSION, DROP_ORDER, KIND_DOC, KINDS, PHASES, Column, column_names
-from engine_probe.json_codec import row_struct
-from engine_probe.recorder import Recorder
+from engine_probe.recording import step_ring
+from engine_probe.recording.recorder import Recorder
 from engine_probe.schema import arrow_schema
+from engine_probe.wire.codec import decode_json
+from engine_probe.wire.json_codec import row_struct
 
 ROOT = Path(__file__).parents[2]
 SCALARS: dict[str, tuple[Any, str]] = {
@@ -147,9 +147,9 @@ LIGHT = (
     "engine_probe",
     "engine_probe.events",
     "engine_probe.errors",
-    "engine_probe.codec",
-    "engine_probe.recorder",
-    "engine_probe.sink",
+    "engine_probe.wire.codec",
+    "engine_probe.recording.recorder",
+    "engine_probe.sending.sink",
 )
 
 

@@ -15,8 +15,8 @@ import pytest
 from diagnosis.cause import Cause, all_causes
 from diagnosis.contradictions import ABOUT
 from diagnosis.judge import judge
-from diagnosis.rows import ROWS
-from diagnosis.verdict import Verdict
+from diagnosis.ledger.rows import ROWS
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis import rows
 from diagnosis.cause import all_causes
 from diagnosis.causes_page import render
+from diagnosis.ledger import rows
 from tests.diagnosed import as_run, few_replicates, judged, runs, stored
 from tests.simulate import LEVELS, Setup, at_level
 from tests.unit.test_diagnosis_text import DESIGN_KEYS, OUR_KEYS
@@ -39,7 +39,7 @@ def test_every_cause_is_on_its_page() -> None:
 
 
 def test_the_precedence_table_is_the_ledger_s() -> None:
-    """The table of `diagnosis/rows.py`, word for word."""
+    """The table of `diagnosis/ledger/rows.py`, word for word."""
     lines = [line for line in (rows.__doc__ or "").splitlines() if line.startswith("|")]
     assert part("precedence") == "\n".join(lines) + "\n"
 

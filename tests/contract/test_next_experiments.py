@@ -20,7 +20,7 @@ from collector.experiments.setting_up import arms_of
 from diagnosis.cause import all_causes
 from diagnosis.judge import judge
 from diagnosis.next_experiment import Experiment, n_for_mean, next_experiment, separating, table
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from store.interface import Window
 from store.open import open_store

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from diagnosis.block_cache import block_trace
-from diagnosis.routing_replay import replay_routing
+from diagnosis.capacity.block_cache import block_trace
+from diagnosis.capacity.routing_replay import replay_routing
 
 if TYPE_CHECKING:
     from tests.conftest import Ended

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from collector import cli, problems
-from collector.output import JsonOption, emit_json
+from collector.terminal.output import JsonOption, emit_json
 from engine_probe import errors
 from engine_probe.errors import KvscopeError
 

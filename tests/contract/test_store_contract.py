@@ -12,9 +12,9 @@ from store.conform import contract_types
 from store.interface import Store
 from store.migrate import load
 from store.open import open_store
-from store.retention import RetentionPolicy
 from store.statements import create_statement
 from store.tables import RELATIONAL, STORE_COLUMNS, TABLES
+from store.upkeep.retention import RetentionPolicy
 from store.views import markdown, views
 
 ROOT = Path(__file__).parents[2]

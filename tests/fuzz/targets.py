@@ -23,24 +23,24 @@ Target = Callable[[bytes], None]
 
 
 def _arrow(data: bytes) -> None:
-    from engine_probe.codec import decode_arrow
-    from engine_probe.validate import validate
+    from engine_probe.wire.codec import decode_arrow
+    from engine_probe.wire.validate import validate
 
     for kind, table in decode_arrow(data, max_decoded_bytes=64 << 20).tables.items():
         validate(kind, table, NOW_NS)
 
 
 def _json(data: bytes) -> None:
-    from engine_probe.codec import decode_json
-    from engine_probe.validate import validate
+    from engine_probe.wire.codec import decode_json
+    from engine_probe.wire.validate import validate
 
     for kind, table in decode_json(data).tables.items():
         validate(kind, table, NOW_NS)
 
 
 def _ndjson(data: bytes) -> None:
-    from engine_probe.codec import decode_ndjson
-    from engine_probe.validate import validate
+    from engine_probe.wire.codec import decode_ndjson
+    from engine_probe.wire.validate import validate
 
     for kind, table in decode_ndjson(data).tables.items():
         validate(kind, table, NOW_NS)
@@ -90,7 +90,7 @@ def _router_logs(data: bytes) -> None:
     from engine_probe.adapters.lmcache_log import LmcacheLog
     from engine_probe.adapters.router_log import SglangRouterLog, StackRouterLog, VllmRouterLog
     from engine_probe.schema import table_from_rows
-    from engine_probe.validate import validate
+    from engine_probe.wire.validate import validate
 
     routers = (SglangRouterLog("r"), StackRouterLog("r"), VllmRouterLog("r"), DynamoLog("r"), PickerLog("r"))
     lines = data.decode("utf-8", "replace").splitlines()
@@ -257,8 +257,8 @@ def _event_rows() -> dict[str, list[dict[str, object]]]:
 
 
 def _arrow_seeds() -> Iterator[bytes]:
-    from engine_probe.codec import encode_arrow
     from engine_probe.schema import table_from_rows
+    from engine_probe.wire.codec import encode_arrow
 
     tables = {kind: table_from_rows(kind, rows) for kind, rows in _event_rows().items()}
     for compression in (None, "lz4", "zstd"):

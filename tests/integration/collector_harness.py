@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from collector import serving
 from collector.app import create_app
 from collector.settings import Settings, load_settings
-from engine_probe.codec import encode_arrow
 from engine_probe.listening import listen, url_of
 from engine_probe.schema import table_from_rows
+from engine_probe.wire.codec import encode_arrow
 from store.interface import Store
 
 NOW_NS = 1_764_403_200_000_000_000

@@ -18,10 +18,10 @@ import uvicorn
 import collector.app
 import collector.cli
 import collector.serving
-import engine_probe.validate
+import engine_probe.wire.validate
 import store.duckdb_store
 
-PRELOADED = (duckdb, pyarrow, uvicorn, collector.app, collector.serving, engine_probe.validate, store.duckdb_store)
+PRELOADED = (duckdb, pyarrow, uvicorn, collector.app, collector.serving, engine_probe.wire.validate, store.duckdb_store)
 
 
 def main() -> None:

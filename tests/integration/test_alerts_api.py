@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from collector.alert_intake import end_unheard
+from collector.alerting.intake import end_unheard
 from collector.api.alerts import AlertRows, TakenAll
 from engine_probe.errors import AlertMisuse, StoreBusy
 from store.alert_book import AlertBook

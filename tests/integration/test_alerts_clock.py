@@ -5,7 +5,7 @@ from __future__ import annotations
 from alerts.condition import Condition, Look
 from alerts.evaluator import Evaluator, Rhythm
 from alerts.lifecycle import Pace
-from collector.alert_answers import replay
+from collector.alerting.answers import replay
 from store.alert_book import AlertBook
 from store.alert_rows import Changes, Delivery
 from store.interface import Window

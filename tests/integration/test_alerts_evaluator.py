@@ -19,7 +19,7 @@ from alerts.lifecycle import Pace
 from alerts.muting import muting
 from alerts.notifier import Notifier
 from alerts.seen_once import SeenOnce
-from diagnosis.load import load
+from diagnosis.loading.load import load
 from engine_probe.errors import StoreBusy
 from store.alert_book import AlertBook
 from store.duckdb_store import DuckDBStore

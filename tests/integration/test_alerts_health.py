@@ -39,5 +39,5 @@ def test_a_store_that_is_busy_takes_nothing_from_the_page_but_its_size(
         monkeypatch.setattr(DuckDBStore, "stats", before)
         assert collector.metric("kvscope_store_bytes") is not None
         monkeypatch.setattr(DuckDBStore, "stats", busy)
-        monkeypatch.setattr("collector.metrics_page.STATS_AGE_S", -1.0)
+        monkeypatch.setattr("collector.live.metrics_page.STATS_AGE_S", -1.0)
         assert collector.metric("kvscope_store_bytes") is not None

@@ -12,7 +12,7 @@ import pytest
 from collector.commands.import_ import import_source
 from diagnosis.cause import all_causes
 from diagnosis.observability import judgeable
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.adapters.benchmark_provides import PROVIDES
 from engine_probe.errors import BadWindow
 from engine_probe.readers.detect import open_source

@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from engine_probe.codec import encode_arrow, encode_ndjson
 from engine_probe.errors import DiskFull, StoreBusy
 from engine_probe.schema import arrow_schema, table_from_rows
+from engine_probe.wire.codec import encode_arrow, encode_ndjson
 from store.interface import Batch, Receipt
 from tests.integration.collector_harness import ARROW, JSON, NOW_NS, Collector, request_row, running, step_row
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from collector.api.diagnosis import CapacityAnswer, Findings, VerdictDocument
 from collector.commands.capacity import caching_worth
-from diagnosis.capacity_input import cache_loads, stored_requests
+from diagnosis.capacity.traces import cache_loads, stored_requests
 from diagnosis.diagnose import diagnose
 from store.interface import Window
 from store.open import open_store

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_probe.codec import encode_arrow
 from engine_probe.schema import table_from_rows
+from engine_probe.wire.codec import encode_arrow
 from store.open import open_store
 from tests.integration.collector_harness import ARROW, step_row
 

@@ -18,8 +18,8 @@ import pytest
 from diagnosis.facts import Facts
 from diagnosis.judge import judge
 from diagnosis.report import render_markdown
-from diagnosis.text import render
-from diagnosis.verdict import Verdict
+from diagnosis.telling.text import render
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.errors import KvscopeError
 from store.interface import Store, Window

@@ -18,7 +18,7 @@ import pytest
 from diagnosis import bundle
 from diagnosis.bundle import write
 from diagnosis.diagnose import diagnose
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import parse_window
 from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.schema import table_from_rows

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from diagnosis import bundle
-from diagnosis.clocks import engine_ahead_ns, moved, moved_requests
 from diagnosis.diagnose import diagnose
-from diagnosis.load import load
-from diagnosis.load_requests import COLUMNS
-from diagnosis.verdict import Verdict
+from diagnosis.loading.clocks import engine_ahead_ns, moved, moved_requests
+from diagnosis.loading.load import load
+from diagnosis.loading.requests import COLUMNS
+from diagnosis.telling.verdict import Verdict
 from engine_probe.schema import table_from_rows
 from store.interface import Store, Window
 from tests.diagnosed import as_run, few_replicates, runs, stored, with_client

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diagnosis.diagnose import diagnose
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window
 from store.open import open_store

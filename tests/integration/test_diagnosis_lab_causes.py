@@ -10,7 +10,7 @@ import pytest
 
 from diagnosis.diagnose import diagnose
 from diagnosis.lab.run import LabRun, Order, run_lab
-from diagnosis.verdict import NamedCause, Verdict
+from diagnosis.telling.verdict import NamedCause, Verdict
 from store.interface import Batch, Store, Window
 from store.open import open_store
 

@@ -13,7 +13,7 @@ import pytest
 
 from diagnosis.diagnose import diagnose
 from diagnosis.lab.run import LabRun, Order, run_lab
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from store.interface import Batch, Store, Window
 from store.open import open_store
 from tests.diagnosed import few_replicates

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diagnosis.hotspots.judge import hotspots
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.errors import BadWindow
 from store.interface import Window
 from tests.diagnosed import few_replicates, judged, stored

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.text import render
-from diagnosis.verdict import NamedCause, Verdict
+from diagnosis.telling.text import render
+from diagnosis.telling.verdict import NamedCause, Verdict
 from tests.diagnosed import few_replicates, judged, stored
 from tests.simulate import T0_NS, Rows
 

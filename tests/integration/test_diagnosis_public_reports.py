@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.text import render
+from diagnosis.telling.text import render
 from tests.diagnosed import few_replicates, judged, stored
 from tests.simulate import T0_NS, Rows, Setup, at_level, simulate
 

@@ -14,8 +14,8 @@ import pytest
 
 from diagnosis.diagnose import diagnose
 from diagnosis.hotspots.judge import hotspots
-from diagnosis.text import render
-from diagnosis.verdict import Verdict
+from diagnosis.telling.text import render
+from diagnosis.telling.verdict import Verdict
 from store.interface import Store, Window
 from tests.diagnosed import few_replicates, judged, stored
 from tests.simulate import T0_NS, Rows

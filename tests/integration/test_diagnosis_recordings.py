@@ -13,7 +13,7 @@ import pytest
 from collector.commands.import_ import import_source
 from diagnosis.diagnose import diagnose
 from diagnosis.hotspots.judge import hotspots
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import RECORDINGS_SALT, ReadOptions
 from store.interface import Store, Window

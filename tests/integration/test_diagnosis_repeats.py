@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from store.interface import Store
 from tests.diagnosed import as_run, few_replicates, judged, shifted, stored
 from tests.simulate import Rows, Setup, simulate

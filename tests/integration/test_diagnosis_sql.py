@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from store.interface import Store
-from store.sandbox import SqlLimits, SqlRunner
+from store.sandbox.sandbox import SqlLimits, SqlRunner
 from tests.diagnosed import as_run, few_replicates, judged, runs, stored, with_client
 from tests.simulate import Setup, at_level
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from diagnosis.diagnose import diagnose
+from diagnosis.ledger.rows import ROWS
 from diagnosis.observability import judgeable
-from diagnosis.rows import ROWS
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.adapters.provides import declared, visible
 from engine_probe.errors import BadWindow
 from store.interface import Store, Window

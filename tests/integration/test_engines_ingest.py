@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_probe.codec import encode_arrow
 from engine_probe.schema import table_from_rows
+from engine_probe.wire.codec import encode_arrow
 from tests.integration.collector_harness import ARROW, JSON, NOW_NS, Collector, running
 
 SCRAPE = [

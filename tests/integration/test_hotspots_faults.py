@@ -26,7 +26,7 @@ from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.traffic.trace import trace_calls
 from engine_probe.errors import BadWindow, UsageError
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 from store.interface import Batch, Store, Window
 from store.open import open_store
 from tests.conftest import Ended

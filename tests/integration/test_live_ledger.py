@@ -12,8 +12,8 @@ import pytest
 from collector.counts.book import Book
 from collector.counts.bounded import Names
 from collector.dashboard_feed import shifted, squeezed_rows
-from collector.live_judge import SETTLE_S, LiveJudge
-from diagnosis.rows import ROWS
+from collector.live.live_judge import SETTLE_S, LiveJudge
+from diagnosis.ledger.rows import ROWS
 from store import metric_catalogue as names
 from store.interface import Batch, Store
 from store.open import open_store

@@ -14,8 +14,8 @@ import pytest
 from engine_probe.adapters.vllm_provides import PLUGIN
 from engine_probe.events import KINDS
 from engine_probe.schema import table_from_rows
+from store.evidence.one_request import one_requests
 from store.interface import Batch
-from store.one_request import one_requests
 from store.open import open_store
 from tests.live_run import NUM_BLOCKS, Life, Story, block_hashes, tell
 from tests.servers import require

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_probe.clock import Clock
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 from engine_probe.schema import table_from_rows
-from engine_probe.sink import HttpSink
+from engine_probe.sending.sink import HttpSink
 from store.interface import Window
 from tests.integration.collector_harness import NOW_NS, running
 

@@ -15,7 +15,7 @@ import pytest
 from engine_probe.attach.funnel_sink import FunnelSink
 from engine_probe.errors import StoreBusy, UsageError
 from engine_probe.proxy.session import ProxyOptions, ProxySession
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 from store.open import open_store
 from tests.conftest import Ended
 from tests.integration.test_proxy_rows import CHAT, PROMPT, stream

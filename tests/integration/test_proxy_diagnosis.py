@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from collector.sinks import StoreSink
+from collector.terminal.sinks import StoreSink
 from diagnosis.observability import judgeable
 from engine_probe.adapters.provides import visible
 from engine_probe.clock import Clock
 from engine_probe.proxy.heads import parse_request, parse_response
 from engine_probe.proxy.recording import Recording
 from engine_probe.proxy.upstreams import Choice, parse_upstream
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 from store.open import open_store
 from tests.conftest import Ended
 from tests.diagnosed import runs, shifted

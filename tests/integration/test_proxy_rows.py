@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from engine_probe.proxy.recording import Recording
 from engine_probe.proxy.watch import Watch
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 from engine_probe.sampling import Sampling
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 from tests.proxy_answers import DONE, Event, chat, messages, responses, usage, wire
 from tests.proxy_lab import Peer, Script, body_of, lab, post, run
 

@@ -18,7 +18,7 @@ import pytest
 
 from engine_probe.errors import KvscopeError, QueryKilled, QueryRefused, StoreBusy, StoreError
 from engine_probe.schema import table_from_rows
-from store.sandbox import MIB, SqlData, SqlLimits, SqlRunner, run_sql
+from store.sandbox.sandbox import MIB, SqlData, SqlLimits, SqlRunner, run_sql
 
 SECRET = "correct-horse-battery-staple"
 LIMITS = SqlLimits(timeout_s=60.0, memory_bytes=256 * MIB, max_rows=100_000, max_result_bytes=16 * MIB)
@@ -305,7 +305,7 @@ def test_a_child_ends_with_its_parent(data: SqlData, tmp_path: Path) -> None:
     import sys
 
     script = (
-        "import sys; from store.sandbox import SqlRunner; import threading, time\n"
+        "import sys; from store.sandbox.sandbox import SqlRunner; import threading, time\n"
         "runner = SqlRunner(prewarm=False)\n"
         f"sql = {RUNAWAY['cross join']!r}\n"
         "threading.Thread(target=runner.run, args=(sql,), daemon=True).start()\n"

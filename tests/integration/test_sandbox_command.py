@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from collector.cli import main
-from collector.client import announced
+from collector.terminal.client import announced
 from engine_probe.schema import table_from_rows
 from store.interface import Batch
 from store.open import open_store

@@ -18,7 +18,7 @@ from store.duckdb_store import DuckDBStore
 from store.interface import Window
 from store.metrics import nearest_rank
 from store.open import open_store
-from store.sandbox import SqlLimits, SqlRunner
+from store.sandbox.sandbox import SqlLimits, SqlRunner
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sql.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine_probe.schema import table_from_rows
-from store.sandbox import run_sql
+from store.sandbox.sandbox import run_sql
 
 ON_LINUX = sys.platform == "linux"
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 SYSTEM_CALLS = """
     import ctypes, errno, json, mmap, os, signal, socket, subprocess, sys, threading
     from pathlib import Path
-    from store.sandbox_jail import Jail
+    from store.sandbox.jail import Jail
 
     root = Path(sys.argv[1])
     jail = Jail()
@@ -145,7 +145,7 @@ def test_memory_beyond_the_limit_is_not_given() -> None:
     answer = in_a_process(
         """
         import json
-        from store.sandbox_jail import Jail
+        from store.sandbox.jail import Jail
         jail = Jail()
         jail.enter([], cpu_s=30, wall_s=60)
         limited = jail.limit_memory(64 << 20)
@@ -163,7 +163,7 @@ def test_memory_beyond_the_limit_is_not_given() -> None:
 def test_the_kernel_ends_the_process_at_its_time_without_a_parents_help() -> None:
     """The alarm is the kernel's: it ends a process that computes and one that sleeps."""
     for body in ("while True: pass", "import time; time.sleep(60)"):
-        script = f"from store.sandbox_jail import Jail; Jail().enter([], cpu_s=60, wall_s=0.5)\n{body}"
+        script = f"from store.sandbox.jail import Jail; Jail().enter([], cpu_s=60, wall_s=0.5)\n{body}"
         done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
         assert done.returncode == -14
 
@@ -171,7 +171,7 @@ def test_the_kernel_ends_the_process_at_its_time_without_a_parents_help() -> Non
 DUCKDB_ALONE = """
     import json, sys
     from pathlib import Path
-    from store.sandbox_child import _connect, _lock
+    from store.sandbox.child import _connect, _lock
 
     root = Path(sys.argv[1])
     connection = _connect()
@@ -228,7 +228,7 @@ def test_no_thread_runs_before_the_jail_is_entered() -> None:
         import pyarrow as pa
         import pyarrow.dataset
         from engine_probe.schema import arrow_schema
-        from store.sandbox_child import _connect
+        from store.sandbox.child import _connect
         arrow_schema("request")
         pa.set_cpu_count(1)
         connection = _connect()
@@ -240,7 +240,7 @@ def test_no_thread_runs_before_the_jail_is_entered() -> None:
 
 def test_a_child_sees_nothing_of_the_parents_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tokens in the collector's environment are not in the child's; its working directory is no one's."""
-    from store.sandbox_process import Child
+    from store.sandbox.process import Child
 
     monkeypatch.setenv("KVSCOPE_TOKEN", "secret-token")
     child = Child()

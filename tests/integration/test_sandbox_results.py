@@ -18,8 +18,8 @@ from engine_probe.schema import arrow_schema, table_from_rows
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch, BatchId
 from store.open import open_store
-from store.sandbox import SqlData, SqlLimits, SqlRunner, run_sql
-from store.seal import seal
+from store.sandbox.sandbox import SqlData, SqlLimits, SqlRunner, run_sql
+from store.upkeep.seal import seal
 from store.views import views
 
 S = 10**9

@@ -14,7 +14,7 @@ from diagnosis.lab.run import Order, run_lab
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch
 from store.open import open_store
-from store.sandbox import SqlLimits, SqlRunner
+from store.sandbox.sandbox import SqlLimits, SqlRunner
 from store.sql_json import json_objects
 from tests.conftest import Ended
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine_probe.errors import StoreBusy
-from store.backup import backup
 from store.interface import Batch, BatchId
 from store.open import open_store
-from store.seal import seal
+from store.upkeep.backup import backup
+from store.upkeep.seal import seal
 from tests.store_rows import Clock, batch, numbers, step, steps
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.client import announced
-from collector.terminal import width_of
-from collector.top_screen import screen
+from collector.terminal.client import announced
+from collector.terminal.top_screen import screen
+from collector.terminal.width import width_of
 from tests.conftest import Ended
 from tests.integration.collector_harness import Collector, request_row, running, step_row
 

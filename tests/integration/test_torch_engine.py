@@ -15,8 +15,8 @@ from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.torch_executor.executor import TorchExecutor
 from engine_probe.errors import PromptRefused, UsageError
-from engine_probe.recorder import Recorder
-from engine_probe.sink import MemorySink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import MemorySink
 from tests.torch_models import TINY, alone, tiny_executor
 
 SHARED = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9]

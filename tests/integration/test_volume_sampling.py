@@ -10,9 +10,9 @@ import pytest
 
 from diagnosis.cause import rate_per_s
 from diagnosis.facts import Facts
-from diagnosis.load import load
+from diagnosis.loading.load import load
 from diagnosis.sampled import half_interval, num_requests, total
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from engine_probe.sampling import Sampling
 from store.interface import Store, Window
 from tests.diagnosed import SMALL, as_run, judged, stored

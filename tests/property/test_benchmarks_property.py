@@ -24,7 +24,7 @@ from engine_probe.readers.mapping import load_mapping, shipped
 from engine_probe.readers.sniff import csv_header, foreign, top_keys
 from engine_probe.readers.source import Notes, ReadOptions
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"
 LINES = "profile_export.jsonl.gz"

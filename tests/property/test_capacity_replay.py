@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.block_cache import block_trace, needed_sizes
-from diagnosis.capacity import hit_rate_curve
+from diagnosis.capacity.block_cache import block_trace, needed_sizes
+from diagnosis.capacity.curve import hit_rate_curve
 
 # Prefix trees, as prompts are: a request is the path from the root to a node. And any lists at all.
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine_probe.codec import encode_arrow, encode_ndjson
 from engine_probe.schema import table_from_rows
+from engine_probe.wire.codec import encode_arrow, encode_ndjson
 from tests.integration.collector_harness import ARROW, JSON, running, step_row
 
 NDJSON = {"content-type": "application/x-ndjson"}

@@ -26,7 +26,7 @@ from engine_probe.chain_hash import chain
 from engine_probe.errors import KvscopeError
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import Notes, ReadOptions
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDING = DATA / "recordings" / "vllm-0.32.0-squeezed"

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.censored import at_least_s
 from diagnosis.facts import Facts, WorkerFacts
-from diagnosis.ledger import write
-from diagnosis.spent import Context
+from diagnosis.ledger.ledger import write
+from diagnosis.ledger.spent import Context
+from diagnosis.statistics.censored import at_least_s
 from tests.factories import facts, request_facts, work_model
 
 seconds = st.floats(0.0, 5.0, allow_nan=False)

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.drift import Spell
 from diagnosis.facts import BlockTotals, HandoverFacts, LineageFacts, RoutingFacts, WorkerFacts
-from diagnosis.ledger import write
-from diagnosis.rows import HANDOVER, HOTSPOTS
-from diagnosis.spent import Context
+from diagnosis.ledger.drift import Spell
+from diagnosis.ledger.ledger import write
+from diagnosis.ledger.rows import HANDOVER, HOTSPOTS
+from diagnosis.ledger.spent import Context
 from tests.factories import facts, request_facts, work_model
 
 seconds = st.floats(0.0, 5.0, allow_nan=False)

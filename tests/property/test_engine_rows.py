@@ -32,7 +32,7 @@ from engine_probe.engine.traffic.synthetic import ARRIVALS, Lengths, Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.engine.virtual_costs import CostSettings, VirtualCosts
 from engine_probe.events import PHASES
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 SHAPE, H100 = find_shape("llama-3-8b"), HARDWARE["h100"]
 COSTS = CostSettings(lookup_s=0.0005, scan_block_s=1e-7, lock_busy_ratio=0.2, lock_hold_s=0.001)

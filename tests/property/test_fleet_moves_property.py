@@ -13,7 +13,7 @@ from engine_probe.engine.roofline.hardware import find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 TIERS = st.builds(
     TierSettings,

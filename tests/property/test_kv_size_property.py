@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from diagnosis.kv_size import fit_blocks, fit_memory, kv_size
+from diagnosis.capacity.kv_size import fit_blocks, fit_memory, kv_size
 from engine_probe.models.catalogue import MODELS
 from engine_probe.models.kv_geometry import geometry
 

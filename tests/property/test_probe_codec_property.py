@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_probe.codec import decode_arrow, decode_json, decode_ndjson, encode_arrow, encode_ndjson
 from engine_probe.errors import KvscopeError
 from engine_probe.events import KINDS
-from engine_probe.json_codec import table_to_rows
 from engine_probe.schema import arrow_schema, table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.codec import decode_arrow, decode_json, decode_ndjson, encode_arrow, encode_ndjson
+from engine_probe.wire.json_codec import table_to_rows
+from engine_probe.wire.validate import validate
 from tests.strategies import NOW_NS, batches, rows, tables
 
 FEW = settings(max_examples=40, deadline=None)

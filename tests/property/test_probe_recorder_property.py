@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from engine_probe.clock import Clock
 from engine_probe.events import PHASES
-from engine_probe.phases import Span, disjoint, phases_to_first_token, seconds_by_phase
-from engine_probe.recorder import NO_SLOT, Recorder
+from engine_probe.recording.phases import Span, disjoint, phases_to_first_token, seconds_by_phase
+from engine_probe.recording.recorder import NO_SLOT, Recorder
 from engine_probe.sampling import Sampling
-from engine_probe.sink import MemorySink
-from engine_probe.validate import validate
+from engine_probe.sending.sink import MemorySink
+from engine_probe.wire.validate import validate
 
 WALL = 1_764_000_000 * 10**9
 FEW = settings(max_examples=60, deadline=None)

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_probe.codec import decode_arrow
-from engine_probe.parcels import Parcel, Segment, segment_of
 from engine_probe.schema import table_from_rows
-from engine_probe.spool import Spool
-from engine_probe.spool_disk import DiskFiles
+from engine_probe.sending.parcels import Parcel, Segment, segment_of
+from engine_probe.sending.spool import Spool
+from engine_probe.sending.spool_disk import DiskFiles
+from engine_probe.wire.codec import decode_arrow
 
 NOW = 1_764_000_000 * 10**9
 KINDS = {

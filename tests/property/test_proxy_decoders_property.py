@@ -19,8 +19,8 @@ from engine_probe.proxy.inflate import Unreadable, inflater
 from engine_probe.proxy.peek import Peek
 from engine_probe.proxy.recording import Recording
 from engine_probe.proxy.sse import SseParser
-from engine_probe.recorder import Recorder
-from engine_probe.sink import MemorySink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import MemorySink
 from tests.proxy_answers import S, chat, llama, messages, new_reading, responses, sglang, usage, wire
 
 CUTS = st.lists(st.integers(0, 10_000), max_size=8)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.block_cache import block_trace
-from diagnosis.capacity import hit_rate_curve
-from diagnosis.routing_replay import replay_routing
+from diagnosis.capacity.block_cache import block_trace
+from diagnosis.capacity.curve import hit_rate_curve
+from diagnosis.capacity.routing_replay import replay_routing
 from engine_probe.engine.fleet.policies import POLICIES, Candidates, Sticky, make_policy
 from engine_probe.engine.fleet.prefix_index import EventFeed, PrefixIndex
 from engine_probe.errors import UsageError

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.significance import compare
-from diagnosis.sufficiency import n_for_change
+from diagnosis.statistics.significance import compare
+from diagnosis.statistics.sufficiency import n_for_change
 
 
 def test_independent_windows_that_do_not_differ_are_rarely_told_apart():

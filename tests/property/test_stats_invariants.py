@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from diagnosis.attribution import attribute
-from diagnosis.bootstrap import exceedances, iter_runs
-from diagnosis.comparability import common_mix
-from diagnosis.composition import compose
-from diagnosis.episodes import extremal_index, tail_episodes
-from diagnosis.quantiles import expected_shortfall, kish, nearest_rank, rank_order
-from diagnosis.significance import compare
+from diagnosis.attribution.composition import compose
+from diagnosis.attribution.shapley import attribute
+from diagnosis.statistics.bootstrap import exceedances, iter_runs
+from diagnosis.statistics.comparability import common_mix
+from diagnosis.statistics.episodes import extremal_index, tail_episodes
+from diagnosis.statistics.quantiles import expected_shortfall, kish, nearest_rank, rank_order
+from diagnosis.statistics.significance import compare
 
 quantiles = st.integers(1, 999).map(lambda k: f"0.{k:03}")
 # Few distinct values, so that ties and zeros are the rule and not the exception.

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine_probe.errors import BatchRejected
 from store.interface import Batch, BatchId
 from store.open import open_store
-from store.retention import RetentionPolicy, prune
-from store.seal import seal
+from store.upkeep.retention import RetentionPolicy, prune
+from store.upkeep.seal import seal
 from tests.store_rows import Clock, steps
 
 SENDERS = [("a", "e1"), ("a", "e2"), ("b", "e1")]

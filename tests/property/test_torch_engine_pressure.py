@@ -21,8 +21,8 @@ from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.torch_executor.executor import TorchExecutor
 from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.errors import PromptRefused
-from engine_probe.recorder import Recorder
-from engine_probe.sink import MemorySink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import MemorySink
 from tests.torch_models import alone, tiny_executor
 
 SAMPLINGS: list[dict[str, Any]] = [

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from collector.cli import main
-from collector.sinks import StoreSink
+from collector.terminal.sinks import StoreSink
 from engine_probe.errors import StoreBusy
 from engine_probe.schema import table_from_rows
-from engine_probe.sink import HttpSink
+from engine_probe.sending.sink import HttpSink
 from store.interface import Batch, Window
 from store.open import open_store
 from tests.attach_engine import FakeEngine, page

@@ -18,7 +18,7 @@ from engine_probe.attach.follower import AUTO, AttachOptions
 from engine_probe.attach.targets import FileTargets, Target
 from engine_probe.errors import UnknownFormat
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 from tests.attach_engine import FakeEngine, ListSink, page
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine_probe.errors import EngineUnreachable, UnknownFormat
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 from tests.attach_engine import FakeEngine, page
 from tests.attach_running import Attached
 

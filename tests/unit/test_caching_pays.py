@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from collector.cli import main
-from diagnosis.caching_pays import LOOKUP_S, caching_pays
-from diagnosis.capacity_input import REQUEST_COLUMNS, TIMES, WORKER_COLUMNS, cache_loads
+from diagnosis.capacity.caching_pays import LOOKUP_S, caching_pays
+from diagnosis.capacity.traces import REQUEST_COLUMNS, TIMES, WORKER_COLUMNS, cache_loads
 from diagnosis.lab.run import Order, run_lab
 from engine_probe.schema import table_from_rows
 from store.interface import Batch

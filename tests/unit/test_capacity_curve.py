@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from diagnosis.block_cache import NEVER, block_trace, needed_sizes
-from diagnosis.capacity import POLICIES, hit_rate_curve, smallest_size_for, trace_facts
+from diagnosis.capacity.block_cache import NEVER, block_trace, needed_sizes
+from diagnosis.capacity.curve import POLICIES, hit_rate_curve, smallest_size_for, trace_facts
 from engine_probe.errors import DiagnosisError
 
 A, B, C, D, X = 11, 22, 33, 44, 55

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, common, curve_over, stored_requests
-from diagnosis.capacity_verdict import capacity_verdict
+from diagnosis.capacity.traces import REQUEST_COLUMNS, WORKER_COLUMNS, cache_loads, common, curve_over, stored_requests
+from diagnosis.capacity.verdict import capacity_verdict
 from engine_probe.errors import DiagnosisError
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Window

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from collector.body import Budget, Lease, decompress, read_body
+from collector.intake.body import Budget, Lease, decompress, read_body
 from engine_probe.errors import BadRequest, BodyTimeout, KvscopeError, TooLarge, TooManyBatches, UnknownFormat
 
 

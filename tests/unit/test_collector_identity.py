@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from collector.identity import Claim, Sender
-from engine_probe.codec import Decoded
+from collector.intake.identity import Claim, Sender
 from engine_probe.errors import BadRequest
+from engine_probe.wire.codec import Decoded
 from store.interface import BatchId
 
 IDENTITY = (("kvscope-source", "s"), ("kvscope-epoch", "e"), ("kvscope-seq", "4"))

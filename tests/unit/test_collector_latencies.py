@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.durations import durations_of, tally_gaps
-from collector.latencies import MINUTE_NS, OTHER, Latencies
-from collector.sketches import BOUNDS_S, EDGES_S, quantile, tally
+from collector.live.durations import durations_of, tally_gaps
+from collector.live.latencies import MINUTE_NS, OTHER, Latencies
+from collector.live.sketches import BOUNDS_S, EDGES_S, quantile, tally
 from engine_probe.schema import table_from_rows
 from store.metrics import itl_s, metric
 

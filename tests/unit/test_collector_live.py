@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.live import Live
-from collector.worker_gauges import worker_gauges
+from collector.live.live import Live
+from collector.live.worker_gauges import worker_gauges
 from engine_probe.schema import table_from_rows
 from store import metric_catalogue as names
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.once import Key, SpanLedger
+from collector.intake.once import Key, SpanLedger
 
 
 class Stored:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from collector.series_queries import SeriesRequest, series
+from collector.reading.series_queries import SeriesRequest, series
 from engine_probe.errors import UsageError
 from engine_probe.schema import table_from_rows
 from store.interface import KEY_EPOCH, Batch, BatchId, Store, Window

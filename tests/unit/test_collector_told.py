@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.latencies import Latencies
-from collector.told import Told
+from collector.live.latencies import Latencies
+from collector.live.told import Told
 from engine_probe.schema import table_from_rows
+from store.evidence.one_request import one_request_sql
 from store.interface import Batch
-from store.one_request import one_request_sql
 from store.open import open_store
 
 NOW_NS = 1_764_403_200_000_000_000

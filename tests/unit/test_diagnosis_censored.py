@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.censored import Range, Waits, at_least_s, counted, stand_in, waits
 from diagnosis.facts import Facts, WorkerFacts
 from diagnosis.judge import judge
-from diagnosis.ledger import judged_values, metric_values, write
-from diagnosis.quantiles import nearest_rank
-from diagnosis.spent import Context
+from diagnosis.ledger.ledger import judged_values, metric_values, write
+from diagnosis.ledger.spent import Context
+from diagnosis.statistics.censored import Range, Waits, at_least_s, counted, stand_in, waits
+from diagnosis.statistics.quantiles import nearest_rank
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests.factories import facts, request_facts, work_model

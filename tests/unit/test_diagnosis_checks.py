@@ -14,7 +14,7 @@ from diagnosis.checks.check import NUMBERS_OF_REUSE, Check
 from diagnosis.facts import Facts, Gaps, StepFacts, WorkerFacts
 from diagnosis.judge import judge
 from diagnosis.quality import check, penalty
-from diagnosis.verdict import Verdict
+from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.conclude import Conclusion, conclude, fell, only_tail, seems_to_fall, suspicious
-from diagnosis.traffic import Traffic
-from diagnosis.verdict import LedgerRow, NamedCause
-from diagnosis.wording import tentative
+from diagnosis.attribution.traffic import Traffic
+from diagnosis.telling.conclude import Conclusion, conclude, fell, only_tail, seems_to_fall, suspicious
+from diagnosis.telling.verdict import LedgerRow, NamedCause
+from diagnosis.telling.wording import tentative
 from tests.verdicts import case, change, judged, named, significance
 
 NOT_ENOUGH = significance(enough=False, interval_95=None, changed=False, reason="too few tail episodes")
@@ -393,7 +393,7 @@ def test_a_document_holds_plain_numbers() -> None:
     """numpy's float64 is a float in Python, and an encoder of JSON refuses it all the same."""
     import numpy as np
 
-    from diagnosis.verdict import _clean
+    from diagnosis.telling.verdict import _clean
 
     found = _clean({"a": np.float64(0.5), "b": [np.float64("nan"), np.int64(3), np.float32(1.0)]})
     assert found == {"a": 0.5, "b": [None, 3, 1.0]}

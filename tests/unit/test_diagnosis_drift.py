@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diagnosis.drift import SPANS, Drift, Spell, compare, drift, spell
 from diagnosis.facts import F64, LineageFacts
-from diagnosis.ledger import write
-from diagnosis.spent import Context
-from diagnosis.work_model import calibrate
+from diagnosis.ledger.drift import SPANS, Drift, Spell, compare, drift, spell
+from diagnosis.ledger.ledger import write
+from diagnosis.ledger.spent import Context
+from diagnosis.ledger.work_model import calibrate
 from tests.diagnosed import few_replicates, judged, stored
 from tests.factories import facts, request_facts, work_model
 from tests.simulate import Rows, Setup, at_level, simulate

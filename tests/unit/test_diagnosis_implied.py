@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.implied import names_implied, with_implied
+from diagnosis.loading.implied import names_implied, with_implied
 from diagnosis.observability import judgeable
 from engine_probe.schema import table_from_rows
 from tests.diagnosed import judged, runs, stored

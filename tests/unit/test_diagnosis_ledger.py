@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import BlockTotals, Gaps, LineageFacts, MarkFact, WorkerFacts
-from diagnosis.ledger import Ledger, metric_values, write
-from diagnosis.spent import Context, own_work
+from diagnosis.ledger.ledger import Ledger, metric_values, write
+from diagnosis.ledger.spent import Context, own_work
 from tests.factories import facts, request_facts, work_model
 
 SEATS_2 = WorkerFacts("w0", block_size=16, num_blocks=20, flags={"max_num_seqs": "2"})

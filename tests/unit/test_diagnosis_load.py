@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from diagnosis.facts import Facts
-from diagnosis.load import load
-from diagnosis.load_requests import COLUMNS, floats, join_vantages, told_twice
+from diagnosis.loading.load import load
+from diagnosis.loading.requests import COLUMNS, floats, join_vantages, told_twice
 from engine_probe.errors import BadWindow
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.offset import Offset, offset_between
+from diagnosis.ledger.offset import Offset, offset_between
 
 N = 200
 QUIET = 0.001 + 0.0001 * np.sin(np.arange(N))

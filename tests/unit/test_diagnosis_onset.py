@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from diagnosis.cause import Case
-from diagnosis.ledger import Ledger
-from diagnosis.onset import began
+from diagnosis.claims.onset import began
+from diagnosis.ledger.ledger import Ledger
 from tests.verdicts import case
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from diagnosis.causes.eviction_overhead import change_point
 from diagnosis.facts import Facts, StepFacts
-from diagnosis.overheads import overheads, without_overheads
-from diagnosis.work_model import calibrate
+from diagnosis.ledger.overheads import overheads, without_overheads
+from diagnosis.ledger.work_model import calibrate
 from tests.factories import facts, request_facts
 
 

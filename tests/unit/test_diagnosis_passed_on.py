@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from diagnosis.attribution import Row
-from diagnosis.passed_on import follows
+from diagnosis.attribution.passed_on import follows
+from diagnosis.attribution.shapley import Row
 
 
 def rows(**seconds: float) -> list[Row]:

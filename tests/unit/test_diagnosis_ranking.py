@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from diagnosis import calibration
+from diagnosis.attribution.ranking import NOTHING_TO_DO, rank
+from diagnosis.attribution.traffic import Traffic
 from diagnosis.cause import Cause, Claim, Evidence
 from diagnosis.checks.check import Check
-from diagnosis.judged import Judged
-from diagnosis.ranking import NOTHING_TO_DO, rank
-from diagnosis.traffic import Traffic
-from diagnosis.verdict import LedgerRow, NamedCause
+from diagnosis.statistics.judged import Judged
+from diagnosis.telling.verdict import LedgerRow, NamedCause
 from tests.verdicts import case, change, judged, significance
 
 OK = [Check("gaps", "ok", "no gap")]

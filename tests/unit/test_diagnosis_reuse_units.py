@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts, WorkerFacts
-from diagnosis.load_lineage import too_short
-from diagnosis.reuse_units import below_unit, found_tokens, grid_of, larger_unit, log_chance
+from diagnosis.ledger.reuse_units import below_unit, found_tokens, grid_of, larger_unit, log_chance
+from diagnosis.loading.lineage import too_short
 from tests.factories import facts, request_facts
 
 

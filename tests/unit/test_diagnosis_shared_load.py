@@ -8,9 +8,9 @@ from math import log
 import numpy as np
 import pytest
 
-from diagnosis.comparability import Mix
+from diagnosis.attribution.shared_load import evidence, share_of_mix, with_traffic_apart
 from diagnosis.facts import Facts
-from diagnosis.shared_load import evidence, share_of_mix, with_traffic_apart
+from diagnosis.statistics.comparability import Mix
 from tests.factories import facts, request_facts, work_model
 from tests.verdicts import attribution, case
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from diagnosis.facts import Facts, SharingFacts
-from diagnosis.sharing import no_longer_shared, sharing
+from diagnosis.ledger.sharing import no_longer_shared, sharing
 from tests.factories import facts, request_facts
 
 

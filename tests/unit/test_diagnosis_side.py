@@ -11,7 +11,7 @@ import pytest
 
 from diagnosis.facts import Facts, StepFacts
 from diagnosis.judge import judge
-from diagnosis.text import render
+from diagnosis.telling.text import render
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room

@@ -1,4 +1,4 @@
-"""What else moved: diagnosis/side_effects.py, and which of many differences are called real."""
+"""What else moved: diagnosis/telling/side_effects.py, and which of many differences are called real."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts
-from diagnosis.side_effects import Difference, marked, side_effects
+from diagnosis.telling.side_effects import Difference, marked, side_effects
 from tests.factories import facts, request_facts
 
 SECONDS = 400.0

@@ -9,7 +9,7 @@ import pytest
 
 from diagnosis.facts import BlockTotals, Facts, Gaps, LineageFacts, WorkerFacts
 from diagnosis.judge import judge
-from diagnosis.sight import equal_sight
+from diagnosis.loading.sight import equal_sight
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests.cause_scenarios import longer_prompts

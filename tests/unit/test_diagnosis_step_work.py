@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnosis.facts import BlockTotals, Facts, LineageFacts, StepFacts
-from diagnosis.ledger import Ledger, write
-from diagnosis.spent import Context
-from diagnosis.step_work import others_by_steps, spread, step_work
+from diagnosis.ledger.ledger import Ledger, write
+from diagnosis.ledger.spent import Context
+from diagnosis.ledger.step_work import others_by_steps, spread, step_work
 from tests.factories import facts, request_facts, work_model
 
 MS_A_TOKEN = 0.001

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from diagnosis.report import render_markdown
-from diagnosis.text import WIDTH, render, summary, table
-from diagnosis.verdict import LedgerRow, confidence_word
-from diagnosis.wording import (
+from diagnosis.telling.text import WIDTH, render, summary, table
+from diagnosis.telling.verdict import LedgerRow, confidence_word
+from diagnosis.telling.wording import (
     interval,
     listing,
     metric_name,

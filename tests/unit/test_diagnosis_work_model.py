@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import F64, Facts, Gaps, StepFacts
-from diagnosis.pace import decoding_at, quiet_gaps
-from diagnosis.work_model import calibrate, fit_nonnegative
+from diagnosis.ledger.pace import decoding_at, quiet_gaps
+from diagnosis.ledger.work_model import calibrate, fit_nonnegative
 from tests.factories import facts, request_facts, work_model
 
 M = 480

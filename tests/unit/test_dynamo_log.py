@@ -16,7 +16,7 @@ from engine_probe.errors import UnknownFormat
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import Notes, ReadOptions
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples" / "dynamo-1.6.1"
 FAR_NS = 1 << 62

@@ -9,7 +9,7 @@ from engine_probe.engine.fleet.policies import POLICIES
 from engine_probe.engine.roofline.hardware import find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 TRAFFIC = Traffic(
     num_requests=40, rate=20.0, groups=3, shared_tokens=256, own_tokens=Lengths(16, 64), output_tokens=Lengths(2, 8)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from diagnosis import ranking
+from diagnosis.attribution import ranking
 from diagnosis.cause import Case, Claim, Excluded, all_causes
 from diagnosis.facts import WorkerFacts
 from diagnosis.judge import judge
-from diagnosis.verdict import NamedCause, Verdict
+from diagnosis.telling.verdict import NamedCause, Verdict
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests.cause_scenarios import Pair, pair, plain

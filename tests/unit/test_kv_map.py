@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.kv_map import COLUMNS, kv_map, slots_of
-from collector.request_lineage import NEVER, lineage_of
-from collector.request_queries import get_request
-from collector.runs import runs
-from collector.what_is_seen import what_is_seen
+from collector.reading.kv_map import COLUMNS, kv_map, slots_of
+from collector.reading.request_lineage import NEVER, lineage_of
+from collector.reading.request_queries import get_request
+from collector.reading.runs import runs
+from collector.reading.what_is_seen import what_is_seen
 from store.interface import Store, Window
 from store.open import open_store
 from tests.store_rows import START_NS, S, batch, request

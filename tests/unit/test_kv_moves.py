@@ -17,7 +17,7 @@ from engine_probe.engine.roofline.hardware import find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.errors import UsageError
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 TRAFFIC = Traffic(
     num_requests=150, rate=20, groups=12, shared_tokens=512, own_tokens=Lengths(32, 256), output_tokens=Lengths(1, 32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.kv_size import kv_size
+from diagnosis.capacity.kv_size import kv_size
 from engine_probe.errors import UsageError
 from engine_probe.models.kv_geometry import geometry
 

@@ -20,7 +20,7 @@ from engine_probe.events import CANONICAL_SAMPLES
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import Notes, ReadOptions
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 PAGE = (SAMPLES / "llmd_epp_metrics.synthetic.prom").read_text()

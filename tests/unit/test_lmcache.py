@@ -16,7 +16,7 @@ from engine_probe.adapters.metric_names import Row, SampleMapper
 from engine_probe.adapters.prometheus import parse_page
 from engine_probe.adapters.registry import adapter, recognise, tables_for
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 IN_PROCESS = (SAMPLES / "lmcache-0.5.6" / "in_process.prom").read_text()

@@ -16,7 +16,7 @@ from engine_probe.load.generator import Ask, closed_loop, open_loop
 from engine_probe.load.openai_client import Endpoint, OpenAiClient, path_of, sampling
 from engine_probe.load.prompts import PromptWriter
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 from tests.scripted_openai import ScriptedOpenAi
 from tests.servers import free_port
 

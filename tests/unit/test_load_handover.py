@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts, HandoverFacts
-from diagnosis.ledger import metric_values
-from diagnosis.load import load
+from diagnosis.ledger.ledger import metric_values
+from diagnosis.loading.load import load
 from store.interface import Store, Window
 from store.open import open_store
 from tests.store_rows import START_NS, S, batch

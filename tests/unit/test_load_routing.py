@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diagnosis.claims.straggler_reason import is_worse
 from diagnosis.facts import HostMeasure
 from diagnosis.hotspots.detection import wrong_beliefs
 from diagnosis.hotspots.finding import Advice, Hotspot
 from diagnosis.hotspots.holders import informed, truly_matched
 from diagnosis.hotspots.judge import hotspots
 from diagnosis.hotspots.reading import read
-from diagnosis.load_hosts import hosts, unattached
-from diagnosis.straggler_reason import is_worse
+from diagnosis.loading.hosts import hosts, unattached
 from store.interface import Store, Window
 from store.open import open_store
 from tests.store_rows import START_NS, S, batch

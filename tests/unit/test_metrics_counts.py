@@ -16,8 +16,8 @@ from collector.counts.bounded import CANDIDATES, LONGEST, Names, Tops
 from collector.counts.fleet import Fleet
 from collector.counts.reuse_gaps import ReuseGaps
 from collector.counts.slos import Slos
-from collector.durations import durations_of
-from collector.latencies import Latencies
+from collector.live.durations import durations_of
+from collector.live.latencies import Latencies
 from engine_probe.schema import table_from_rows
 from store import metric_catalogue as names
 from store.metrics import PRESET_SLOS, Slo, SloRule, hit_class, meets_slo

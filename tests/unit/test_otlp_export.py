@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from collector.otlp_export.page import span_page
 from collector.otlp_export.sending import Backend, traces_url
-from collector.request_queries import RequestFilter
+from collector.reading.request_queries import RequestFilter
 from engine_probe.adapters.otlp import decode_traces
 from engine_probe.errors import BackendRefused, BackendUnreachable, UsageError
 from store.interface import Window

@@ -17,7 +17,7 @@ from diagnosis.postmortem.html import render_html
 from diagnosis.postmortem.incident import Told, incident
 from diagnosis.postmortem.words import summary
 from diagnosis.report import render_markdown
-from diagnosis.wording import seconds
+from diagnosis.telling.wording import seconds
 from store.interface import Store
 from store.metrics import Slo, SloRule, meets_rules_sql, meets_slo, slo_rules
 from store.open import open_store

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from engine_probe import ipc_frames
-from engine_probe.codec import MAX_COLUMNS, decode_arrow, encode_arrow
 from engine_probe.errors import InvalidRows, TooLarge, UnknownFormat
 from engine_probe.schema import table_from_rows
+from engine_probe.wire import ipc_frames
+from engine_probe.wire.codec import MAX_COLUMNS, decode_arrow, encode_arrow
 
 NOW = 1_764_000_000 * 10**9
 METADATA = {"kvscope.kind": "sample", "kvscope.contract": "1"}
@@ -199,7 +199,7 @@ def test_a_claimed_size_is_believed_for_the_limit_only() -> None:
 
 def test_a_dictionary_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short keys that all stand for one long text would unfold to gigabytes."""
-    monkeypatch.setattr("engine_probe.wire_cast.MAX_DICTIONARY_BYTES", 1_000)
+    monkeypatch.setattr("engine_probe.wire.cast.MAX_DICTIONARY_BYTES", 1_000)
     names = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), pa.array(["a" * 600]))
     with pytest.raises(TooLarge, match="may unfold to 1200 bytes"):
         decode_arrow(sample(name=names))

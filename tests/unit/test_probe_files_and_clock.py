@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine_probe.backoff import Backoff
 from engine_probe.clock import Clock
-from engine_probe.codec import decode_ndjson
 from engine_probe.errors import DiskFull, ProbeError
 from engine_probe.schema import arrow_schema, table_from_rows
-from engine_probe.sink import FileSink, MemorySink
+from engine_probe.sending.backoff import Backoff
+from engine_probe.sending.sink import FileSink, MemorySink
+from engine_probe.wire.codec import decode_ndjson
 
 NOW = 1_764_000_000 * 10**9
 

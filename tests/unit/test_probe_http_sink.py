@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_probe.backoff import Backoff
-from engine_probe.codec import decode_arrow
 from engine_probe.errors import ProbeError, UsageError
-from engine_probe.http_link import Address
-from engine_probe.http_sink import HttpSink
 from engine_probe.schema import table_from_rows
+from engine_probe.sending.backoff import Backoff
+from engine_probe.sending.http_link import Address
+from engine_probe.sending.http_sink import HttpSink
+from engine_probe.wire.codec import decode_arrow
 from tests.scripted_collector import Arrival, Reply, ScriptedCollector, serve
 
 NOW = 1_764_000_000 * 10**9
@@ -367,7 +367,7 @@ def test_a_forked_child_neither_writes_nor_closes(monkeypatch: pytest.MonkeyPatc
     """The child has the object but no threads: it is told to make its own, and leaves the parent's spool alone."""
     sink = sink_to(f"http://127.0.0.1:{free_port()}")
     with monkeypatch.context() as child:
-        child.setattr("engine_probe.http_sink.os.getpid", lambda: -1)
+        child.setattr("engine_probe.sending.http_sink.os.getpid", lambda: -1)
         with pytest.raises(ProbeError, match="before a fork"):
             sink.write(samples(1))
         sink.close()

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_probe.codec import decode_json, decode_ndjson
 from engine_probe.errors import InvalidRows
-from engine_probe.json_codec import RUN_ROWS
+from engine_probe.wire.codec import decode_json, decode_ndjson
+from engine_probe.wire.json_codec import RUN_ROWS
 
 NOW = 1_764_000_000 * 10**9
 

@@ -12,10 +12,10 @@ import pytest
 
 from engine_probe.clock import Clock
 from engine_probe.errors import ProbeError
-from engine_probe.recorder import NO_SLOT, Recorder
-from engine_probe.request_log import MAX_CHANGES
+from engine_probe.recording.recorder import NO_SLOT, Recorder
+from engine_probe.recording.request_log import MAX_CHANGES
 from engine_probe.sampling import Sampling
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 WALL = 1_764_000_000 * 10**9
 MS = 10**6

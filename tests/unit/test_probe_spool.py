@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine_probe import spool_disk
-from engine_probe.codec import decode_arrow
 from engine_probe.errors import ProbeError
-from engine_probe.parcels import Parcel, Segment, halve, pack, segment_of
 from engine_probe.schema import table_from_rows
-from engine_probe.spool import Spool
-from engine_probe.spool_disk import DiskFiles
-from engine_probe.spool_files import MemoryFiles
+from engine_probe.sending import spool_disk
+from engine_probe.sending.parcels import Parcel, Segment, halve, pack, segment_of
+from engine_probe.sending.spool import Spool
+from engine_probe.sending.spool_disk import DiskFiles
+from engine_probe.sending.spool_files import MemoryFiles
+from engine_probe.wire.codec import decode_arrow
 
 NOW = 1_764_000_000 * 10**9
 
@@ -355,7 +355,7 @@ def test_halves_hold_the_same_rows_in_order() -> None:
 
 KILLED = """
 import os, sys
-from engine_probe.http_sink import HttpSink
+from engine_probe.sending.http_sink import HttpSink
 from engine_probe.schema import table_from_rows
 sink = HttpSink("http://127.0.0.1:9", "killed", spool_dir=sys.argv[1])
 n = 0

@@ -9,7 +9,7 @@ import pytest
 
 from engine_probe.errors import InvalidRows
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 NOW = 1_764_000_000 * 10**9
 DAY = 86_400 * 10**9

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engine_probe.clock import Clock
-from engine_probe.recorder import Recorder
-from engine_probe.request_rows import RequestRow
+from engine_probe.recording.recorder import Recorder
+from engine_probe.recording.request_rows import RequestRow
 from engine_probe.sampling import Sampling
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 UTC = 1_764_000_000 * 10**9
 

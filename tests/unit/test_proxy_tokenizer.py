@@ -16,7 +16,7 @@ from engine_probe.proxy.heads import RequestHead, parse_request
 from engine_probe.proxy.tokenizer import NoTokens, Tokenizer
 from engine_probe.proxy.tokenizing import MAX_BODY_BYTES, Job, Tokenizing
 from engine_probe.proxy.upstreams import Upstream, parse_upstream
-from engine_probe.request_rows import RequestRow
+from engine_probe.recording.request_rows import RequestRow
 
 SALT = b"salt"
 PAGE = '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size="4",engine="0"} 1.0\n'

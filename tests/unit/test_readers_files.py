@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine_probe.codec import encode_ndjson
 from engine_probe.errors import InvalidRows, KvscopeError, UnknownFormat
-from engine_probe.file_sink import FileSink
 from engine_probe.readers import mooncake, pages
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import Notes, ReadOptions, digest
 from engine_probe.schema import table_from_rows
+from engine_probe.sending.file_sink import FileSink
+from engine_probe.wire.codec import encode_ndjson
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 AT = 1_795_958_453_000_000_000

@@ -18,7 +18,7 @@ from engine_probe.errors import UnknownFormat
 from engine_probe.readers.client_rows import client_row
 from engine_probe.readers.detect import open_source
 from engine_probe.readers.source import Notes, ReadOptions
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 SQUEEZED = RECORDINGS / "vllm-0.32.0-squeezed"

@@ -18,8 +18,8 @@ from engine_probe.engine.scheduler import SchedulerConfig
 from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.traffic.synthetic import Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
-from engine_probe.recorder import Recorder
-from engine_probe.sink import MemorySink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import MemorySink
 
 
 @dataclass

@@ -16,7 +16,7 @@ from engine_probe.engine.sequence import Sequence
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.engine.virtual_clock import VirtualClock
 from engine_probe.errors import UsageError
-from engine_probe.sink import MemorySink
+from engine_probe.sending.sink import MemorySink
 
 SHAPE, HARDWARE = find_shape("llama-3-8b"), find_hardware("a100")
 TRAFFIC = Traffic(num_requests=60, rate=10, groups=3, shared_tokens=256, output_tokens=Lengths(1, 64))

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from collector.routing import document, render, routed
-from diagnosis.block_cache import block_trace
-from diagnosis.capacity import hit_rate_curve
-from diagnosis.capacity_input import REQUEST_COLUMNS, WORKER_COLUMNS, pooled_load
-from diagnosis.routing_replay import RoutingReplay, replay_routing
+from diagnosis.capacity.block_cache import block_trace
+from diagnosis.capacity.curve import hit_rate_curve
+from diagnosis.capacity.routing_replay import RoutingReplay, replay_routing
+from diagnosis.capacity.traces import REQUEST_COLUMNS, WORKER_COLUMNS, pooled_load
 from engine_probe.engine.fleet.policies import POLICIES
 from engine_probe.errors import DiagnosisError, UsageError
 from engine_probe.schema import table_from_rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import duckdb
 import pytest
 
-from store.sandbox_check import MAX_SQL_BYTES, TABLE_FUNCTIONS, TABLES_REFUSED, Refused, check
+from store.sandbox.check import MAX_SQL_BYTES, TABLE_FUNCTIONS, TABLES_REFUSED, Refused, check
 
 
 @pytest.fixture(scope="module")

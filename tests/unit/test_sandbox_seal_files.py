@@ -8,8 +8,8 @@ from engine_probe.schema import table_from_rows
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch
 from store.open import open_store
-from store.retention import RetentionPolicy, prune
-from store.seal import seal
+from store.upkeep.retention import RetentionPolicy, prune
+from store.upkeep.seal import seal
 
 S = 10**9
 MINUTE = 60 * S

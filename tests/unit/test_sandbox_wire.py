@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from store import sandbox_wire as wire
+from store.sandbox import wire
 
 Pair = tuple[socket.socket, socket.socket]
 

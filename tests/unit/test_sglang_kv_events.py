@@ -17,7 +17,7 @@ from engine_probe.attach.kv_link import endpoints_from_sources, read_message
 from engine_probe.chain_hash import block_hash, chain
 from engine_probe.errors import UsageError
 from engine_probe.sampling import Sampling
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples" / "kv_events.synthetic.jsonl"
 SALT = b"salt"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine_probe.adapters.sglang_log import SglangLog, request_columns
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 T0 = 1_795_956_271.0
 META: dict[str, Any] = {

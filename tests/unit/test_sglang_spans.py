@@ -9,7 +9,7 @@ import pytest
 
 from engine_probe.adapters.otlp import OtlpResult, decode_traces
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 START = 1_790_000_000_000_000_000
 ROOT: dict[str, Any] = {

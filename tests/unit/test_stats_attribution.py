@@ -1,4 +1,4 @@
-"""Which cause owns how much of the change: diagnosis/attribution.py, diagnosis/arms.py, diagnosis/coalitions.py."""
+"""Which cause owns how much of the change: diagnosis/attribution/shapley.py, diagnosis/attribution/arms.py, diagnosis/attribution/coalitions.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from diagnosis.arms import Arm
-from diagnosis.attribution import Attribution, affordable, attribute
-from diagnosis.coalitions import Game, shapley_matrix
-from diagnosis.quantiles import nearest_rank
+from diagnosis.attribution.arms import Arm
+from diagnosis.attribution.coalitions import Game, shapley_matrix
+from diagnosis.attribution.shapley import Attribution, affordable, attribute
+from diagnosis.statistics.quantiles import nearest_rank
 from engine_probe.errors import BadWindow, DiagnosisError, UsageError
 
 
@@ -266,7 +266,7 @@ def test_same_seed_same_answer_in_one_thread_or_two(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(8)
     base, suspect = rng.exponential(1.0, (1500, 3)), rng.exponential(1.5, (1500, 3))
     one = attribute(list("abc"), base, suspect, "0.95", replicates=20, seed=1)
-    monkeypatch.setattr("diagnosis.attribution.WORK_PER_THREAD", 0.0)
+    monkeypatch.setattr("diagnosis.attribution.shapley.WORK_PER_THREAD", 0.0)
     two = attribute(list("abc"), base, suspect, "0.95", replicates=20, seed=1)
     assert one.rows == two.rows
     assert one.material_share == two.material_share

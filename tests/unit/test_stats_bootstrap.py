@@ -1,11 +1,11 @@
-"""Block bootstrap as counts: diagnosis/bootstrap.py."""
+"""Block bootstrap as counts: diagnosis/statistics/bootstrap.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diagnosis.bootstrap import (
+from diagnosis.statistics.bootstrap import (
     Runs,
     block_counts,
     correlation,

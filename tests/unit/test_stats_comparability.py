@@ -1,4 +1,4 @@
-"""A common mix of requests: diagnosis/comparability.py."""
+"""A common mix of requests: diagnosis/statistics/comparability.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnosis.comparability import Mix, _between, common_mix
-from diagnosis.traffic import row_name
+from diagnosis.attribution.traffic import row_name
+from diagnosis.statistics.comparability import Mix, _between, common_mix
 from engine_probe.errors import DiagnosisError
 
 Window = dict[str, Any]

@@ -1,11 +1,11 @@
-"""What the requests around a quantile are made of: diagnosis/composition.py."""
+"""What the requests around a quantile are made of: diagnosis/attribution/composition.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diagnosis.composition import compose, kernel_half_width
+from diagnosis.attribution.composition import compose, kernel_half_width
 from engine_probe.errors import DiagnosisError
 
 

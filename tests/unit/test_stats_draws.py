@@ -1,4 +1,4 @@
-"""What is read off bootstrap draws: diagnosis/draws.py."""
+"""What is read off bootstrap draws: diagnosis/statistics/draws.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from diagnosis.draws import false_discoveries, interval_95, p_value, student_p
+from diagnosis.statistics.draws import false_discoveries, interval_95, p_value, student_p
 
 
 def test_intervals_and_p_values_of_known_draws():

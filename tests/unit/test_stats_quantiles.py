@@ -1,11 +1,11 @@
-"""Ranks, tails and effective sizes: diagnosis/quantiles.py."""
+"""Ranks, tails and effective sizes: diagnosis/statistics/quantiles.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diagnosis.quantiles import (
+from diagnosis.statistics.quantiles import (
     allowed_above,
     expected_shortfall,
     kish,

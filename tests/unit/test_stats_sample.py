@@ -1,14 +1,14 @@
-"""Replicates of one window: diagnosis/sample.py."""
+"""Replicates of one window: diagnosis/statistics/sample.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diagnosis import sample
-from diagnosis.bootstrap import block_counts
-from diagnosis.quantiles import nearest_rank
-from diagnosis.sample import Sample
+from diagnosis.statistics import sample
+from diagnosis.statistics.bootstrap import block_counts
+from diagnosis.statistics.quantiles import nearest_rank
+from diagnosis.statistics.sample import Sample
 
 
 def queue(n: int, seed: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Can two windows be told apart: diagnosis/significance.py."""
+"""Can two windows be told apart: diagnosis/statistics/significance.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from diagnosis.significance import affordable_replicates, compare
+from diagnosis.statistics.significance import affordable_replicates, compare
 from engine_probe.errors import BadWindow, DiagnosisError
 
 

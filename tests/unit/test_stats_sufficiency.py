@@ -1,13 +1,13 @@
-"""Do two windows carry a quantile: diagnosis/sufficiency.py, diagnosis/episodes.py."""
+"""Do two windows carry a quantile: diagnosis/statistics/sufficiency.py, diagnosis/statistics/episodes.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diagnosis.episodes import extremal_index, tail_episodes
-from diagnosis.significance import compare
-from diagnosis.sufficiency import n_for_change, required_n, sufficient
+from diagnosis.statistics.episodes import extremal_index, tail_episodes
+from diagnosis.statistics.significance import compare
+from diagnosis.statistics.sufficiency import n_for_change, required_n, sufficient
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from engine_probe.codec import decode_ndjson
 from engine_probe.errors import StoreError, StoreMisuse, UsageError
 from engine_probe.schema import arrow_schema, conform, table_from_rows
-from store import backup as backups
-from store.backup import backup
-from store.export import export
+from engine_probe.wire.codec import decode_ndjson
 from store.interface import Batch, Window
 from store.open import open_store
-from store.seal import seal
+from store.upkeep import backup as backups
+from store.upkeep.backup import backup
+from store.upkeep.export import export
+from store.upkeep.seal import seal
 from tests.store_rows import START_NS, Clock, S, batch, numbers, request, step
 
 FACTS = {

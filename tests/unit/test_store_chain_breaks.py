@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from engine_probe.schema import table_from_rows
-from store.chain_breaks import EVICTED, EXPIRED, NEVER, PRESENT, chain_breaks, may_be_split
+from store.evidence.chain_breaks import EVICTED, EXPIRED, NEVER, PRESENT, chain_breaks, may_be_split
 from store.interface import Batch, Store, Window
 from store.open import open_store
 

@@ -1,5 +1,5 @@
-"""Prompt blocks that were missed although they had been stored before: store/lost_blocks.py, store/key_index.py,
-diagnosis/load_lineage.py.
+"""Prompt blocks that were missed although they had been stored before: store/evidence/lost_blocks.py, store/evidence/key_index.py,
+diagnosis/loading/lineage.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts
-from diagnosis.load import load
+from diagnosis.loading.load import load
 from engine_probe.schema import table_from_rows
+from store.evidence.key_index import KeyIndex
+from store.evidence.lost_blocks import evictions_of, stored_twice
 from store.interface import Batch, Store, Window
-from store.key_index import KeyIndex
-from store.lost_blocks import evictions_of, stored_twice
 from store.open import open_store
 
 T0 = 1_780_000_000_000_000_000

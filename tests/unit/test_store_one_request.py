@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_probe.schema import table_from_rows
+from store.evidence.one_request import SAME_NS, SAME_STAMP_NS, one_request_sql, one_requests
 from store.interface import Batch
-from store.one_request import SAME_NS, SAME_STAMP_NS, one_request_sql, one_requests
 from store.open import open_store
 
 T0 = 1_780_000_000_000_000_000

@@ -10,12 +10,12 @@ import pytest
 
 from engine_probe.errors import DiskFull, StoreError
 from engine_probe.schema import conform
-from store import deletion
 from store.interface import KEY_EPOCH, Batch, BatchId
-from store.maintenance import Maintenance
 from store.open import open_store
-from store.retention import RetentionPolicy, drop_run, prune
-from store.seal import seal
+from store.upkeep import deletion
+from store.upkeep.maintenance import Maintenance
+from store.upkeep.retention import RetentionPolicy, drop_run, prune
+from store.upkeep.seal import seal
 from tests.store_rows import Clock, batch, numbers, request, step, steps
 
 HOUR = 3600.0
@@ -248,7 +248,7 @@ def test_a_run_that_gets_rows_while_it_is_dropped_stays_listed(store, monkeypatc
         )
         real(of, run_id, cursor)
 
-    monkeypatch.setattr("store.retention.forget_run", late)
+    monkeypatch.setattr("store.upkeep.retention.forget_run", late)
     drop_run(store, "a")
     assert list(store.runs()) == ["a"]
 

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine_probe.errors import DiskFull, StoreError
-from store import seal as sealing
 from store.open import open_store
-from store.sandbox import SqlData
-from store.seal import seal
+from store.sandbox.sandbox import SqlData
+from store.upkeep import seal as sealing
+from store.upkeep.seal import seal
 from tests.store_rows import START_NS, Clock, S, batch, request, step
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from store.open import open_store
-from store.seal import seal
+from store.upkeep.seal import seal
 from tests.store_rows import Clock, batch, request, step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.terminal import cut, padded, told_apart, width_of
+from collector.terminal.width import cut, padded, told_apart, width_of
 
 
 def test_columns_are_counted_and_not_characters() -> None:

@@ -18,7 +18,7 @@ from engine_probe.adapters.prometheus import parse_page
 from engine_probe.adapters.registry import adapter
 from engine_probe.adapters.tgi_log import TgiLog, seconds
 from engine_probe.schema import table_from_rows
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "data" / "samples"

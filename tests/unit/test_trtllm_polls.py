@@ -17,7 +17,7 @@ from engine_probe.adapters.trtllm_polls import EventPoll, IterationPoll, Request
 from engine_probe.chain_hash import block_hash
 from engine_probe.errors import UnknownFormat
 from engine_probe.sampling import Sampling
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 NOW_NS = 1_795_956_271_000_000_000
 MS = 1_000_000

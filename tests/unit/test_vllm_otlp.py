@@ -13,7 +13,7 @@ from engine_probe.adapters.otlp import decode_traces
 from engine_probe.adapters.otlp_shapes import Shape
 from engine_probe.adapters.otlp_wire import MAX_SHAPES, read_span, read_spans
 from engine_probe.errors import UnknownFormat
-from engine_probe.validate import validate
+from engine_probe.wire.validate import validate
 
 PROTOBUF = "application/x-protobuf"
 START = 1_795_958_453_000_000_000

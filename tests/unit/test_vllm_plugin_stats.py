@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_probe.vllm_facts import Geometry, geometry_of, read, whole, worker_row
-from engine_probe.vllm_stats import FirstTokens, StepRows, request_rows
+from engine_probe.vllm.facts import Geometry, geometry_of, read, whole, worker_row
+from engine_probe.vllm.stats import FirstTokens, StepRows, request_rows
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

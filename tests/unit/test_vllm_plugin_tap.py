@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from engine_probe import outbox as outbox_module
 from engine_probe.errors import ProbeError
-from engine_probe.outbox import Outbox
 from engine_probe.sampling import Sampling
-from engine_probe.vllm_plugin import EngineTap, KvscopeStatLogger, default_worker, make_sink, open_tap, sampling_of
+from engine_probe.sending import outbox as outbox_module
+from engine_probe.sending.outbox import Outbox
+from engine_probe.vllm.plugin import EngineTap, KvscopeStatLogger, default_worker, make_sink, open_tap, sampling_of
 
 NOW = 1_700_000_000_000_000_000
 

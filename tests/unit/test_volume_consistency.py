@@ -12,15 +12,15 @@ import pytest
 from diagnosis import quality
 from diagnosis.facts import MarkFact
 from engine_probe.attach.funnel import Funnel
-from engine_probe.outbox import Outbox
-from engine_probe.parcels import pack
 from engine_probe.proxy.recording import Recording
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 from engine_probe.sampling import Sampling
 from engine_probe.schema import table_from_rows
-from engine_probe.spool import Spool
-from engine_probe.spool_files import MemoryFiles
-from engine_probe.vllm_plugin import EngineTap
+from engine_probe.sending.outbox import Outbox
+from engine_probe.sending.parcels import pack
+from engine_probe.sending.spool import Spool
+from engine_probe.sending.spool_files import MemoryFiles
+from engine_probe.vllm.plugin import EngineTap
 from tests.factories import facts, request_facts
 
 NOW = 1_780_000_000_000_000_000

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from collector.latencies import Latencies
-from collector.series_queries import SeriesRequest, series
-from collector.sketches import quantile
+from collector.live.latencies import Latencies
+from collector.live.sketches import quantile
+from collector.reading.series_queries import SeriesRequest, series
 from diagnosis.sampled import around, half_interval, within
 from engine_probe.schema import table_from_rows
+from store.evidence.lineage import block_rate, block_totals, restored_blocks
+from store.evidence.one_request import one_requests
 from store.interface import Batch, Store, Window
-from store.lineage import block_rate, block_totals, restored_blocks
 from store.metrics import Slo, count_sql, goodput_rps, total_sql, weight, weight_sql, weighted_rank
-from store.one_request import one_requests
 from store.open import open_store
 
 S = 1_000_000_000

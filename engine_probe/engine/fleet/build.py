@@ -28,8 +28,8 @@ from engine_probe.engine.roofline.hardware import Hardware
 from engine_probe.engine.roofline.model_shape import ModelShape
 from engine_probe.engine.virtual_clock import EPOCH_NS, VirtualClock
 from engine_probe.errors import UsageError
-from engine_probe.recorder import Recorder
-from engine_probe.sink import Sink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import Sink
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from engine_probe.engine.sampling_params import SamplingParams
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.engine.traffic.call import Call
 from engine_probe.errors import EngineError, UsageError
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 START_S = 120.0
 STOP_S = 10.0

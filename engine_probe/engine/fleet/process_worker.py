@@ -27,7 +27,7 @@ from engine_probe.engine.fleet.run_sink import RunSink, begin_run
 from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence as EngineSequence
 from engine_probe.errors import KvscopeError, PromptRefused
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.2

@@ -12,7 +12,7 @@ from engine_probe.engine.fleet.load_board import LoadBoard
 from engine_probe.engine.fleet.policies import Candidates, Policy, prefix_key
 from engine_probe.engine.fleet.prefix_index import EventFeed
 from engine_probe.engine.traffic.call import Call
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 USES_INDEX = frozenset({"prefix_affinity", "affinity_with_load"})
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine_probe.recorder import Recorder
-from engine_probe.sink import FileSink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import FileSink
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from engine_probe.sink import Sink
+from engine_probe.sending.sink import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa

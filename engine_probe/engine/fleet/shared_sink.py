@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from engine_probe.sink import Sink
+from engine_probe.sending.sink import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,8 +21,8 @@ from engine_probe.engine.server.guard import Guard
 from engine_probe.engine.server.kv_publisher import KvPublisher
 from engine_probe.engine.server.metrics_page import MetricsPage
 from engine_probe.engine.server.model import ServedModel
-from engine_probe.recorder import Recorder
-from engine_probe.sink import Sink
+from engine_probe.recording.recorder import Recorder
+from engine_probe.sending.sink import Sink
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from engine_probe.engine.engine import Engine
 from engine_probe.engine.executor import Executor
 from engine_probe.engine.name_book import Names
 from engine_probe.engine.sequence import Sequence
-from engine_probe.recorder import Recorder
+from engine_probe.recording.recorder import Recorder
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LATENCY_S: Final = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)

@@ -1,0 +1,1 @@
+"""Alerting in the service: the threads, the intake of Alertmanager, the answers."""

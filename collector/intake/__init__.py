@@ -1,0 +1,1 @@
+"""Bodies in: bounded, decoded, validated, committed, answered."""

@@ -1,0 +1,1 @@
+"""Questions of the read API and the pages, answered from the store."""

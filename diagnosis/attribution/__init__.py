@@ -1,0 +1,1 @@
+"""How much of the change each cause owns, and who is blamed."""

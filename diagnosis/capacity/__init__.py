@@ -1,0 +1,1 @@
+"""Prefix caches replayed at other sizes and under other routing, and bytes of KV."""

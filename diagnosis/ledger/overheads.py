@@ -1,0 +1,118 @@
+"""Bookkeeping that takes time inside a worker's steps: looking prompts up, evicting blocks, recording what was done.
+
+Idea: it lengthens the step for everybody in it, so it is passed on like prefill is. The probe tells its own time. A look-up is told
+by the request that was admitted by it: what it takes as a rule is the look-up's own cost, what it takes beyond that is waiting for
+others who hold the cache. Allocating is told by the engine, or it is what the scheduler took more in a step that
+evicted than in a usual one. Swapping adapters in and compiling are found by comparing windows (`step_reasons.py`).
+
+Invariant: a step's overheads are not more than its duration. Where no column tells there is none: unknown is not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
+from diagnosis.ledger.rows import OVERHEADS
+from diagnosis.sampled import beside_rate
+
+LOOKUP, LOCK, EVICTION, PROBE = OVERHEADS[:4]
+USUAL = 0.25
+"""Quantile of the look-ups of a window that is taken for what a look-up costs as a rule: more than half may wait for a lock."""
+BEYOND = 2.0
+"""Times that usual cost from which on the rest of a look-up is a wait."""
+
+
+def overheads(facts: Facts) -> dict[str, F64]:
+    """Seconds of each step that went into each of OVERHEADS, [m]; without those that nobody tells."""
+    steps = facts.steps
+    if steps is None:
+        return {}
+    found: dict[str, F64] = {}
+    own, waited = lookup_parts(facts.requests)
+    lookups = _by_step(facts, steps, own + waited)
+    if lookups is not None:
+        waits = _by_step(facts, steps, waited) if waited.any() else None
+        found[LOOKUP] = lookups if waits is None else lookups - waits
+        if waits is not None:
+            found[LOCK] = waits
+    evictions = evicting(steps, lookups)
+    if evictions is not None:
+        found[EVICTION] = evictions
+    if np.isfinite(steps.get("probe_s")).any():
+        found[PROBE] = np.nan_to_num(steps.get("probe_s"))
+    found |= facts.step_extras
+    return _within(found, steps)
+
+
+def lookup_parts(requests: RequestFacts) -> tuple[F64, F64]:
+    """Seconds of each look-up that it takes as a rule at the prompt's length, and that it waited beside, [n] each; NaN unknown."""
+    looked = requests.get("cache_lookup_s")
+    known = np.isfinite(looked)
+    if not known.any():
+        return looked, np.zeros(len(looked))
+    tokens = requests.get("prompt_tokens")
+    rate = np.divide(looked, tokens, out=np.full(len(looked), np.nan), where=tokens > 0)
+    per_token = np.nanquantile(rate[known], USUAL) if np.isfinite(rate[known]).any() else 0.0
+    usual = np.maximum(float(np.quantile(looked[known], USUAL)), np.nan_to_num(per_token * tokens))
+    waited = np.where(known & (looked > BEYOND * usual), looked - usual, 0.0)
+    return looked - waited, waited
+
+
+def without_overheads(facts: Facts) -> Facts:
+    """The facts with steps as long as they were but for their overheads: what the model's own work took."""
+    told = overheads(facts)
+    if not told or facts.steps is None:
+        return facts
+    net = facts.steps.duration_s - sum(told.values())
+    return replace(facts, steps=replace(facts.steps, duration_s=net))
+
+
+def evicting(steps: StepFacts, lookups: F64 | None = None) -> F64 | None:
+    """Seconds of each step spent on making room, [m]; None where neither the engine nor its scheduler tells."""
+    told = steps.get("alloc_s")
+    if np.isfinite(told).any():
+        return np.nan_to_num(told)
+    scheduling, evicted = steps.get("schedule_s"), steps.get("blocks_evicted")
+    if not np.isfinite(scheduling).any() or not np.isfinite(evicted).any():
+        return None
+    scheduling = scheduling - (0.0 if lookups is None else lookups)
+    quiet = scheduling[np.isfinite(scheduling) & (evicted == 0)]
+    usual = float(np.median(quiet)) if len(quiet) else 0.0
+    more = np.where((evicted > 0) & np.isfinite(scheduling), scheduling - max(usual, 0.0), 0.0)
+    return np.maximum(more, 0.0)
+
+
+def _by_step(facts: Facts, steps: StepFacts, looked: F64) -> F64 | None:
+    """Seconds of each step [m] by those [n] of the requests that were first scheduled in it; None where no request tells."""
+    r = facts.requests
+    if not np.isfinite(looked).any():
+        return None
+    out = np.zeros(len(steps))
+    for code, rows in enumerate(r.by_worker()):
+        name = r.worker_names[code]
+        if name not in steps.worker_names:
+            continue
+        mine = np.flatnonzero(steps.worker == list(steps.worker_names).index(name))
+        asked = rows[np.isfinite(looked[rows]) & np.isfinite(r.scheduled_s[rows])]
+        if len(mine) == 0 or len(asked) == 0:
+            continue
+        # a request is looked up as soon as the step before is over: that instant is the next step's
+        at = np.searchsorted(steps.at_s[mine], r.scheduled_s[asked], "right")
+        inside = at < len(mine)
+        # of a sample of the requests each stands for others beside it
+        np.add.at(out, mine[at[inside]], looked[asked[inside]] / beside_rate(r))
+    return out
+
+
+def _within(found: Mapping[str, F64], steps: StepFacts) -> dict[str, F64]:
+    """At most what the step has: the overheads shrink together where they say more."""
+    total = np.zeros(len(steps))
+    for seconds in found.values():
+        total += seconds
+    room = np.where(np.isfinite(steps.duration_s), np.maximum(steps.duration_s, 0.0), 0.0)
+    fits = np.divide(room, total, out=np.ones(len(steps)), where=total > room)
+    return {name: seconds * fits for name, seconds in found.items()}

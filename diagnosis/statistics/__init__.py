@@ -1,0 +1,1 @@
+"""Samples, quantiles, intervals, and whether two windows can be told apart."""

@@ -1,0 +1,1 @@
+"""A verdict in words: for a terminal, a page, a document."""

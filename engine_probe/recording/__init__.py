@@ -1,0 +1,1 @@
+"""What an engine's loop calls, and how its notes become rows."""

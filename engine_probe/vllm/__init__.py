@@ -1,0 +1,1 @@
+"""kvscope inside vLLM: the stat-logger plugin."""

@@ -1,0 +1,1 @@
+"""What goes over the wire: bodies encoded, decoded and judged against the contract."""

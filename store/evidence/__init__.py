@@ -1,0 +1,1 @@
+"""Set-based questions that a diagnosis asks of the rows."""

@@ -1,0 +1,259 @@
+"""The parent's side of one statement: hand over, answer what the child needs, take the rows, keep the time.
+
+Invariant: it ends by the deadline, with the answer or with one error of ours. What comes from the child is only data:
+frames have a limit, Arrow is validated, JSON is passed on unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from engine_probe.errors import QueryKilled, QueryRefused, StoreBusy, StoreError
+from store.sandbox import wire
+from store.sandbox.process import Child
+from store.sandbox.terms import MIB, SqlData, SqlLimits, SqlResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+START_S: Final = 30.0
+"""How long a child may take to come up; on a busy machine its imports take seconds, and they are not the statement's."""
+
+
+class Conversation:
+    """The parent's side of one job: hand over, answer what the child needs, take the rows, keep the time."""
+
+    def __init__(self, child: Child, limits: SqlLimits, cancelled: threading.Event | None) -> None:
+        self._child = child
+        self._limits = limits
+        self._cancelled = cancelled
+        self._deadline = time.monotonic() + START_S
+        self._waiter = wire.Waiter(self._deadline, cancelled)
+
+    def arrow(self, sql: str, data: SqlData, max_rows: int) -> SqlResult:
+        """Rows as Arrow. They come from a process that a person's text may have broken: each batch is validated."""
+        import pyarrow as pa
+
+        batches: list[pa.RecordBatch] = []
+
+        def take(body: memoryview) -> None:
+            with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+                for batch in reader:
+                    batch.validate(full=True)
+                    batches.append(batch)
+
+        columns, walls, end = self._hold(sql, data, max_rows, "arrow", take)
+        table = pa.Table.from_batches(batches)
+        return SqlResult(columns, table, bool(end["truncated"]), float(end["elapsed_s"]), walls)
+
+    def json(self, sql: str, data: SqlData, max_rows: int) -> bytes:
+        """Rows as JSON text, which nobody here looks into."""
+        parts: list[memoryview] = []
+        columns, _, end = self._hold(sql, data, max_rows, "json", parts.append)
+        head = b'{"columns":' + json.dumps(columns, ensure_ascii=False).encode() + b',"rows":['
+        tail = b'],"truncated":' + (b"true" if end["truncated"] else b"false") + b"}"
+        return head + b",".join(part for part in parts if part) + tail
+
+    def _hold(
+        self, sql: str, data: SqlData, max_rows: int, form: str, take: Callable[[memoryview], None]
+    ) -> tuple[list[dict[str, str]], tuple[str, ...], dict[str, Any]]:
+        """Columns, walls, and how it ended. Raises QueryRefused, QueryKilled, StoreBusy, StoreError."""
+        sock = self._child.socket
+        sock.settimeout(self._limits.timeout_s)
+        try:
+            self._await_start()
+            job = self._job(sql, data) | {"max_rows": max_rows, "form": form}
+            wire.send(sock, wire.JOB, json.dumps(job).encode())
+            needs = json.loads(bytes(self._expect(wire.NEEDS, MIB)))
+            with _shared(data.hot, needs["kinds"]) as (layout, fds):
+                wire.send(sock, wire.HOT, json.dumps(layout).encode(), fds)
+            columns = json.loads(bytes(self._expect(wire.COLUMNS, 16 * MIB)))
+            end = self._take_rows(take)
+        except wire.Late:
+            raise self._too_late() from None
+        except (wire.Gone, wire.TooLong, ValueError) as error:
+            raise self._died(error) from error
+        return columns, tuple(needs["walls"]), end
+
+    def _await_start(self) -> None:
+        """The statement's time begins when the child is up. Raises StoreBusy where it does not come up."""
+        try:
+            self._expect(wire.READY, 0)
+        except wire.Late:
+            if self._cancelled is not None and self._cancelled.is_set():
+                raise
+            raise StoreBusy(
+                f"No process for the statement came up within {START_S:g} s: the machine is overloaded. Try again later.",
+                retry_after_s=30,
+            ) from None
+        self._deadline = time.monotonic() + self._limits.timeout_s
+        self._waiter = wire.Waiter(self._deadline, self._cancelled)
+
+    def _job(self, sql: str, data: SqlData) -> dict[str, Any]:
+        limits = self._limits
+        parquet_dir = data.parquet_dir.resolve() if data.parquet_dir and data.parquet_dir.is_dir() else None
+        database = data.database.resolve() if data.database else None
+        readable = [path for path in (parquet_dir, database) if path]
+        if database and (wal := database.with_name(database.name + ".wal")).exists():
+            readable.append(wal)
+        return {
+            "sql": sql,
+            "max_result_bytes": limits.max_result_bytes,
+            "memory_bytes": limits.memory_bytes,
+            "threads": limits.threads,
+            "cpu_s": limits.timeout_s * limits.threads + 1,
+            "wall_s": limits.timeout_s + 1,
+            "readable": [str(path) for path in readable],
+            "parquet_dir": str(parquet_dir) if parquet_dir else None,
+            "files": _files(parquet_dir, data.files),
+            "database": str(database) if database else None,
+            "sealed_through_ns": dict(data.sealed_through_ns),
+            "views": [[*view, ""][:3] for view in data.views],
+        }
+
+    def _expect(self, kind: bytes, limit: int) -> memoryview:
+        got, body, _ = wire.receive(self._child.socket, limit, self._waiter)
+        if got == wire.ERROR:
+            raise self._told(json.loads(bytes(body)))
+        if got != kind:
+            raise ValueError(f"frame {got!r} where {kind!r} was expected")
+        return body
+
+    def _take_rows(self, take: Callable[[memoryview], None]) -> dict[str, Any]:
+        """Give each batch to `take` until the end, which is answered."""
+        left = self._limits.max_result_bytes + MIB
+        while True:
+            kind, body, _ = wire.receive(self._child.socket, left, self._waiter)
+            if kind == wire.ERROR:
+                raise self._told(json.loads(bytes(body)))
+            if kind == wire.END:
+                end: dict[str, Any] = json.loads(bytes(body))
+                return end
+            if kind != wire.BATCH:
+                raise ValueError(f"frame {kind!r} among the rows")
+            left -= len(body)
+            take(body)
+
+    def _told(self, report: dict[str, str]) -> StoreError:
+        what, message = report["what"], report["message"]
+        if what == "refused":
+            return QueryRefused(message)
+        if what == "memory":
+            return self._no_memory(message)
+        if what == "locked":
+            return StoreBusy(
+                f"Another process holds the database ({message.splitlines()[0]}). "
+                "Ask that process over HTTP: kvscope sql --url http://127.0.0.1:8321 ...",
+                retry_after_s=5,
+            )
+        return StoreError(message)
+
+    def _no_memory(self, message: str) -> QueryKilled:
+        return QueryKilled(
+            f"The statement needed more than {self._limits.memory_bytes // MIB} MiB of memory and was stopped "
+            f"({message}). Ask for fewer rows or columns, or aggregate earlier.",
+            reason="memory",
+            memory_bytes=self._limits.memory_bytes,
+        )
+
+    def _too_late(self) -> QueryKilled:
+        if self._cancelled is not None and self._cancelled.is_set():
+            return QueryKilled(
+                "The statement was stopped because nobody waits for its answer any more.", reason="cancelled"
+            )
+        return QueryKilled(
+            f"The statement ran longer than {self._limits.timeout_s:g} s and was stopped. Ask for a smaller window "
+            "(a condition on at_ns or arrival_ns), or for fewer columns.",
+            reason="time",
+            timeout_s=self._limits.timeout_s,
+        )
+
+    def _died(self, error: Exception) -> StoreError:
+        """The child is gone without a word: say by which signal, as far as it tells."""
+        try:
+            code = self._child.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            return StoreError(f"The process that ran the statement answered nonsense and was ended ({error}).")
+        words = self._child.last_words()
+        if code in (-signal.SIGXCPU, -signal.SIGALRM):
+            return self._too_late()
+        if code == -signal.SIGKILL and not self._child.is_alive() and time.monotonic() >= self._deadline:
+            return self._too_late()
+        if code < 0:
+            name = signal.Signals(-code).name
+            log.warning("sql child was brought down", extra={"signal": name, "stderr": words})
+            return QueryKilled(
+                f"The statement brought its process down ({name}), most often for want of memory "
+                f"({self._limits.memory_bytes // MIB} MiB are allowed). Ask for fewer rows or columns, or aggregate "
+                "earlier.",
+                reason="crash",
+                signal=name,
+            )
+        last = words.splitlines()[-1] if words else f"exit code {code}"
+        log.error("sql child failed", extra={"code": code, "stderr": words})
+        return StoreError(f"The process that runs statements could not work: {last}. Report this, with the statement.")
+
+
+def _files(parquet_dir: Path | None, files: Mapping[str, Sequence[Path]] | None) -> dict[str, list[str]]:
+    if parquet_dir is None:
+        return {}
+    if files is not None:
+        return {kind: [str(path.resolve()) for path in paths] for kind, paths in files.items()}
+    found = {}
+    for folder in sorted(parquet_dir.glob("kind=*")):
+        found[folder.name.removeprefix("kind=")] = sorted(str(path) for path in folder.glob("**/*.parquet"))
+    return found
+
+
+@contextlib.contextmanager
+def _shared(hot: Mapping[str, pa.Table], kinds: Mapping[str, Sequence[str] | None]) -> Any:
+    """Hot rows of `kinds` as Arrow IPC in memory that the child can map: (kind -> (offset, size), descriptors).
+
+    kinds   kind -> the columns that are needed, None for all
+    """
+    import pyarrow as pa
+
+    layout: dict[str, tuple[int, int]] = {}
+    wanted = [kind for kind in kinds if kind in hot]
+    if not wanted:
+        yield layout, []
+        return
+    with _memory_file() as file:
+        for kind in wanted:
+            start = file.seek(0, os.SEEK_END)
+            start += -start % 64  # Arrow's alignment holds only where the stream starts aligned
+            file.seek(start)
+            table = _select(hot, kind, kinds[kind])
+            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), table.schema) as writer:
+                writer.write_table(table)
+            layout[kind] = (start, file.tell() - start)
+        file.flush()
+        yield layout, [file.fileno()]
+
+
+def _select(hot: Mapping[str, pa.Table], kind: str, columns: Sequence[str] | None) -> pa.Table:
+    select = getattr(hot, "select", None)
+    if select is not None:
+        return select(kind, columns)
+    table = hot[kind]
+    return table if columns is None else table.select([name for name in columns if name in table.column_names])
+
+
+def _memory_file() -> Any:
+    """A file without a name: shared memory where the system has it, else an unlinked temporary file."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("kvscope-sql-hot", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()

@@ -1,0 +1,1 @@
+"""Care for what is stored: sealing, retention, export, backup, verification."""
