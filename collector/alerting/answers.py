@@ -12,7 +12,7 @@ from alerts.matchers import parse_matchers
 from alerts.muting import Muted, muting
 from engine_probe.errors import AlertMisuse, NotFound
 from store.alert_book import AlertBook
-from store.alert_rows import OPEN_STATES, Alert, Changes, Silence
+from store.alert_rows import OPEN_STATES, Alert, Changes, Delivery, Silence
 
 STATES: Final = ("open", "pending", "firing", "resolved", "dismissed", "all")
 _INSIDE: Final = ("claimed_until_ns", "looks")
@@ -92,13 +92,7 @@ def replay(book: AlertBook, ids: Sequence[str], *, every: bool, now_ns: int) -> 
 
     One that was never written, because its template failed, is none that could be sent: it is forgotten, and not among the answers.
     """
-    if bool(ids) == every:
-        raise AlertMisuse("say which dead letters: their ids, or all of them (and not both)")
-    dead = book.deliveries("dead", ids=None if every else list(ids), limit=10_000)
-    if missing := sorted(set(ids) - {delivery.delivery_id for delivery in dead}):
-        raise NotFound(
-            f"there is no dead letter {missing[0][:200]}; `kvscope alerts list --deliveries dead` names them"
-        )
+    dead = _dead_letters(book, ids, every)
     again = tuple(
         replace(delivery, state="waiting", attempts=0, created_ns=now_ns, next_ns=now_ns, ended_ns=None)
         for delivery in dead
@@ -107,6 +101,24 @@ def replay(book: AlertBook, ids: Sequence[str], *, every: bool, now_ns: int) -> 
     unwritten = tuple(delivery.delivery_id for delivery in dead if not delivery.body)
     book.save(Changes(deliveries=again, discarded=unwritten))
     return [delivery.delivery_id for delivery in again]
+
+
+def discard(book: AlertBook, ids: Sequence[str], *, every: bool) -> list[str]:
+    """Forget dead letters that nobody wants any more: a receiver that is gone, news that is old. Raises AlertMisuse, NotFound."""
+    forgotten = tuple(delivery.delivery_id for delivery in _dead_letters(book, ids, every))
+    book.save(Changes(discarded=forgotten))
+    return list(forgotten)
+
+
+def _dead_letters(book: AlertBook, ids: Sequence[str], every: bool) -> list[Delivery]:
+    if bool(ids) == every:
+        raise AlertMisuse("say which dead letters: their ids, or all of them (and not both)")
+    dead = book.deliveries("dead", ids=None if every else list(ids), limit=10_000)
+    if missing := sorted(set(ids) - {delivery.delivery_id for delivery in dead}):
+        raise NotFound(
+            f"there is no dead letter {missing[0][:200]}; `kvscope alerts list --deliveries dead` names them"
+        )
+    return dead
 
 
 def _shown(alert: Alert, muted: Mapping[str, Muted]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from alerts.condition import SEVERAL
 from collector import problems
 from collector.alerting.alerting import Alerting
-from collector.alerting.answers import alert_rows, delivery_rows, end_silence, replay, silence, silence_rows
+from collector.alerting.answers import alert_rows, delivery_rows, discard, end_silence, replay, silence, silence_rows
 from collector.alerting.intake import AlertmanagerMessage, take_in
 from collector.api.common import READ_ERRORS, answer, json_only
 from collector.reading.name_patterns import PatternText, matching
@@ -131,6 +131,12 @@ class Replayed(BaseModel):
     """What goes out again, under the ids that it had."""
 
     replayed: list[str]
+
+
+class Discarded(BaseModel):
+    """Messages that were forgotten."""
+
+    discarded: list[str]
 
 
 class Taken(BaseModel):
@@ -280,6 +286,20 @@ async def post_replay(request: Request, which: Which) -> Response:
     )
     alerting.courier.wake()
     return answer({"replayed": ids})
+
+
+@router.post(
+    "/deliveries/discard",
+    summary="Forget dead letters",
+    dependencies=[Depends(json_only)],
+    responses={200: {"model": Discarded}, **problems.responses(*_WRITE_ERRORS, NotFound, StoreMisuse)},
+)
+async def post_discard(request: Request, which: Which) -> Response:
+    """They were not delivered, and will not be: of a receiver that is gone, or no news any more."""
+    services = services_of(request)
+    book = _alerting(services).book
+    ids = await services.reads.run("/api/v1/alerts/deliveries", discard, book, which.ids, every=which.all)
+    return answer({"discarded": ids})
 
 
 def _label_filter(services: Services, patterns: Mapping[str, str | None]) -> Callable[[list[Alert]], list[Alert]]:

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb `alerts` with its own verbs."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Rules for Prometheus, and the alerts of the collector: build, check, test, list, silence, replay.",
+        help="Rules for Prometheus, and the alerts of the collector: build, check, test, list, silence, replay, discard.",
     )
     for name, verb in (
         ("build", build),
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         ("list", list_),
         ("silence", silence),
         ("replay", replay),
+        ("discard", discard),
     ):
         group.command(name)(verb)
     app.add_typer(group, name="alerts")
@@ -241,7 +242,36 @@ def replay(
     if json:
         emit_json(document)
     else:
-        emit(f"{len(document['replayed'])} messages go out again")
+        emit(_counted(len(document["replayed"]), "message", "sent again"))
+
+
+def discard(
+    ids: Annotated[list[str] | None, typer.Argument(help="Dead letters by id.", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Forget dead letters that nobody wants any more: of a receiver that is gone, or no news by now."""
+    from collector.alerting.answers import discard as forget
+
+    def from_store() -> dict[str, Any]:
+        with _book(store) as book:
+            return {"discarded": forget(book, ids or [], every=every)}
+
+    def from_collector(client: CollectorClient) -> dict[str, Any]:
+        return _posted(client, "/api/v1/alerts/deliveries/discard", {"ids": ids or [], "all": every})
+
+    document = ask(store, url, token, from_store, from_collector)
+    if json:
+        emit_json(document)
+    else:
+        emit(_counted(len(document["discarded"]), "dead letter", "forgotten"))
+
+
+def _counted(num: int, what: str, done: str) -> str:
+    return f"{num:,} {what}{'' if num == 1 else 's'} {done}"
 
 
 def _tell(proofs: list[Any], as_json: bool) -> None:

@@ -91,7 +91,8 @@ async function show() {
       const dead = found.deliveries;
       if (!dead.length) say($("letters"), "None.");
       else fill($("letters"), table([{ name: "receiver", key: "receiver" }, { name: "tried", num: true, value: (row) => count(row.attempts) }, { name: "why", key: "message", wrap: true }], dead),
-        el("button", { type: "button", onclick: () => act(post("/api/v1/alerts/deliveries/replay", { all: true })) }, "Send them again"));
+        el("button", { type: "button", onclick: () => act(post("/api/v1/alerts/deliveries/replay", { all: true })) }, "Send them again"), " ",
+        el("button", { type: "button", onclick: () => act(post("/api/v1/alerts/deliveries/discard", { all: true })) }, "Forget them"));
     }),
   ]);
 }

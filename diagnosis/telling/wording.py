@@ -13,6 +13,10 @@ BEYOND_NOISE = "beyond noise"
 """A side effect that stands when all of them are looked at together."""
 
 
+SHORTEST_S = 5e-6
+"""Half of the last digit that is shown: what is less has no sign."""
+SMALLEST_SHARE = 5e-4
+
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s|h|d|[KMGT]i?B)(?!\w))")
 _KEPT = "\N{NO-BREAK SPACE}"
 
@@ -36,7 +40,7 @@ def seconds(value: float | None) -> str:
         return "unknown"
     size = abs(value)
     if size < 0.001:
-        return f"{value * 1e3:.2f} ms" if size > 0 else "0 ms"
+        return f"{value * 1e3:.2f} ms" if size >= SHORTEST_S else "0 ms"
     if size < 0.0995:
         return f"{value * 1e3:.1f} ms"
     if size < 0.9995:
@@ -48,7 +52,7 @@ def signed(value: float | None) -> str:
     """As `seconds`, with a plus where it grew."""
     if value is None or not math.isfinite(value):
         return "unknown"
-    return ("+" if value > 0 else "") + seconds(value)
+    return ("+" if value >= SHORTEST_S else "") + seconds(value)
 
 
 def interval(bounds: Sequence[float | None] | None) -> str:
@@ -64,6 +68,8 @@ def percent(value: float | None) -> str:
     """0.123 -> '12 %'."""
     if value is None or not math.isfinite(value):
         return "unknown"
+    if abs(value) < SMALLEST_SHARE:
+        return "0.0 %"
     return f"{value * 100:.0f} %" if abs(value) >= 0.0995 else f"{value * 100:.1f} %"
 
 

@@ -42,10 +42,12 @@ DEAD = Delivery("m1", "chat", "{}", "dead", "application/json", "{}", NOW, NOW, 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store with a hotspot that fires, its symptom, and a dead letter."""
+    """A store with a hotspot that fires, its symptom, and two dead letters."""
     made = tmp_path / "kvscope.duckdb"
     with open_store(str(made)) as store:
-        AlertBook(store).save(Changes(alerts=(ALERT, SYMPTOM), deliveries=(DEAD,)))
+        AlertBook(store).save(
+            Changes(alerts=(ALERT, SYMPTOM), deliveries=(DEAD, replace(DEAD, delivery_id="m2", receiver="gone")))
+        )
     return made
 
 
@@ -137,6 +139,9 @@ def test_silence_and_replay_do_the_same_from_the_store_and_through_a_collector(
         assert kvscope("alerts", "silence", "--end", "nothing", *where).code == 2
         dead = kvscope("alerts", "list", "--deliveries", "dead", *where)
         assert "m1  chat  attempts 9  404: gone" in dead.out
+        forgotten = kvscope("alerts", "discard", "m2", *where)
+        assert (forgotten.code, forgotten.out) == (0, "1 dead letter forgotten\n")
+        assert kvscope("alerts", "discard", "m2", *where).code == 2
         again: Any = json.loads(kvscope("alerts", "replay", "--all", *where, "--json").out)
         assert again == {"replayed": ["m1"]}
         missing = kvscope("alerts", "replay", "m9", *where)
@@ -158,6 +163,8 @@ def test_silence_and_replay_do_the_same_from_the_store_and_through_a_collector(
         ["silence", "a=b", "--for", "soon"],
         ["replay"],
         ["replay", "m1", "--all"],
+        ["discard"],
+        ["discard", "m1", "--all"],
     ],
 )
 def test_words_that_make_no_sense_are_misuse(kvscope: Kvscope, path: Path, words: list[str]) -> None:

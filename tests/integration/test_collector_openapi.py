@@ -42,6 +42,7 @@ DESIGNED = {
     ("delete", "/api/v1/alerts/silences/{silence_id}"),
     ("get", "/api/v1/alerts/deliveries"),
     ("post", "/api/v1/alerts/deliveries/replay"),
+    ("post", "/api/v1/alerts/deliveries/discard"),
     ("get", "/api/v1/runbooks/{name}"),
     ("get", "/api/v1/hotspots"),
     ("get", "/api/v1/capacity"),

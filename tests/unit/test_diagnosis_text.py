@@ -197,6 +197,8 @@ def test_names_from_outside_are_no_markup() -> None:
         (12.345, "12.35 s"),
         (1234.5, "1,234 s"),
         (-0.25, "-250 ms"),
+        (-0.000004, "0 ms"),
+        (0.000006, "0.01 ms"),
     ],
 )
 def test_seconds(value: float | None, text: str) -> None:
@@ -206,7 +208,15 @@ def test_seconds(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "unknown"), (0.0, "0.0 %"), (0.05, "5.0 %"), (0.1, "10 %"), (1.234, "123 %"), (-0.5, "-50 %")],
+    [
+        (None, "unknown"),
+        (0.0, "0.0 %"),
+        (0.05, "5.0 %"),
+        (0.1, "10 %"),
+        (1.234, "123 %"),
+        (-0.5, "-50 %"),
+        (-0.0004, "0.0 %"),
+    ],
 )
 def test_percent(value: float | None, text: str) -> None:
     """One digit more below ten percent."""
@@ -243,6 +253,7 @@ def test_small_words() -> None:
     assert [number(x) for x in (3.0, 1.25, 99.5, 12345.6)] == ["3", "1.25", "99.5", "12,346"]
     assert [listing(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
     assert signed(0.2) == "+200 ms"
+    assert [signed(x) for x in (0.000004, -0.000004)] == ["0 ms", "0 ms"]
     assert [confidence_word(x) for x in (0.8, 0.79, 0.5, 0.49)] == ["high", "medium", "medium", "low"]
 
 
