@@ -16,6 +16,7 @@ BEYOND_NOISE = "beyond noise"
 SHORTEST_S = 5e-6
 """Half of the last digit that is shown: what is less has no sign."""
 SMALLEST_SHARE = 5e-4
+"""Likewise of a percentage."""
 
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|us|ms|s|h|d|[KMGT]i?B)(?!\w))")
 _KEPT = "\N{NO-BREAK SPACE}"
