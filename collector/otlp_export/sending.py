@@ -132,7 +132,7 @@ def _partial(answer: httpx.Response) -> Answer:
                 msgspec.json.decode(answer.content, type=dict[str, Any]).get("partialSuccess") or {}
             )
             return Answer(int(partial.get("rejectedSpans") or 0), _line(str(partial.get("errorMessage") or "")))
-    except (DecodeError, msgspec.DecodeError, ValueError, TypeError, AttributeError):
+    except (DecodeError, msgspec.DecodeError, RecursionError, ValueError, TypeError, AttributeError):
         pass  # it took the body; what it says of it cannot be read
     return Answer(0, "")
 

@@ -70,10 +70,11 @@ def _opening(document: Mapping[str, Any], data: str) -> list[str]:
 
 def _versions(results: Sequence[Result]) -> list[str]:
     """Nothing where one version of the code made all of it."""
-    counts = Counter(r.code or "a version that is not known" for r in results)
+    counts = Counter(r.code for r in results)
     if len(counts) < 2:
         return []
-    told = ", ".join(f"{n:,} by {code}" for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    by_size = sorted(counts.items(), key=lambda item: (-item[1], not item[0], item[0] or ""))
+    told = ", ".join(f"{n:,} by {code or 'a version that is not known'}" for code, n in by_size)
     return [
         f"**These runs are not of one version of the code ({told}): no version reaches these figures for certain.**",
         "",
