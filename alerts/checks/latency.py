@@ -77,7 +77,7 @@ class LatencyCheck:
         found += [
             self._cause(verdict, cause, window)
             for cause in verdict["causes"]
-            if verdict["status"] == "explained" and is_told(cause)
+            if verdict["status"] == "explained" and is_told(verdict, cause)
         ]
         return Look(tuple(found), baseline=compared, finding=finding)
 
@@ -110,7 +110,7 @@ class LatencyCheck:
         return Condition(labels, annotations, window.start_ns, moving=("severity", "worker"))
 
     def _cause(self, verdict: Mapping[str, Any], cause: Mapping[str, Any], window: Window) -> Condition:
-        subject, share = cause["subject"], cause["share_p99"]
+        subject, share = cause["subject"], share_of_rise(verdict, cause)
         labels = {
             "alertname": CAUSE,
             "role": "cause",
@@ -178,7 +178,16 @@ def got_worse(verdict: Mapping[str, Any], min_ratio: float) -> bool:
     return verdict["status"] != "no_change" and interval is not None and interval[0] is not None and interval[0] > 0
 
 
-def is_told(cause: Mapping[str, Any]) -> bool:
+def share_of_rise(verdict: Mapping[str, Any], cause: Mapping[str, Any]) -> float | None:
+    """Share of the change that carries the verdict, so that an alert and its verdict say the same; None where it has none."""
+    if verdict["carried_by"] != "mean":
+        return cause["share_p99"]  # type: ignore[no-any-return]
+    moved = verdict["delta"]["mean_s"]["value"]
+    share = cause["mean_s"] / moved if moved else 0.0
+    return share if share > 0 else None
+
+
+def is_told(verdict: Mapping[str, Any], cause: Mapping[str, Any]) -> bool:
     """A cause that somebody is told of: likely, not over, and no small part."""
-    share = cause["share_p99"]
+    share = share_of_rise(verdict, cause)
     return not cause["ended"] and cause["confidence"] >= LEAST_CONFIDENCE and (share is None or share >= LEAST_SHARE)
