@@ -4,7 +4,7 @@ At full size in virtual time: eight H100s, an 8k system prompt that 70 % of the 
 routing by prefix, as people switch it on, and one worker gets nearly everything (`experiments/scenarios.py`). Then live, where
 torch is there: four workers that compute on this machine, a system prompt of 8,192 tokens on a GPU and a quarter of that on a CPU.
 The load is set by what the machine can do: the rate at which one worker alone, its cache warm, would have `BUSY` of its seats
-taken; where that is low there are fewer calls, so that it ends in about a minute all the same. What the tail does there depends on the
+taken; where that is low there are fewer calls, so that it ends in about a minute all the same, starts of six fleets included. What the tail does there depends on the
 machine; on two cores four workers are in each other's way with the cache off.
 """
 
@@ -32,7 +32,7 @@ WORKERS = 4
 REPEATS = 3
 REQUESTS, FEWEST = 60, 12
 """Of each repeat of the live case: where the machine is fast enough, and anywhere."""
-LIVE_S = 60.0
+LIVE_S = 36.0
 """What all calls of the live case together may take to come."""
 BUSY = 0.33
 PROMPT_CPU, PROMPT_GPU = 2048, 8192
