@@ -292,4 +292,5 @@ def test_what_is_worse_enough_to_tell(verdict: dict[str, Any], worse: bool) -> N
 )
 def test_which_causes_are_told(share: float | None, confidence: float, ended: bool, told: bool) -> None:
     """A quarter of the rise at least, more likely than not, and not over."""
-    assert is_told({"share_p99": share, "confidence": confidence, "ended": ended}) is told
+    verdict = {"carried_by": "quantile"}
+    assert is_told(verdict, {"share_p99": share, "confidence": confidence, "ended": ended}) is told
