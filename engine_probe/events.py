@@ -398,7 +398,7 @@ CANONICAL_SAMPLES: Final = (
     external_queries_tokens_total external_hits_tokens_total preemptions_total prompt_tokens_total
     prompt_tokens_computed_total prompt_tokens_cached_total output_tokens_total requests_finished_total
     requests_failed_total blocks_evicted_total tier_read_bytes_total tier_written_bytes_total router_load
-    draft_tokens_total accepted_tokens_total""".split(),  # noqa: SIM905
+    draft_tokens_total accepted_tokens_total""".split(),  # noqa: SIM905  # a list of words reads better so
     *HOST_SAMPLES,
 )
 """Names that mean the same whatever the engine. Histograms are `name_bucket`, `name_sum`, `name_count`."""

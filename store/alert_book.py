@@ -151,7 +151,7 @@ class AlertBook:
         return found
 
     def _read(self, kind: type[T], statement: Any) -> list[T]:
-        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # T is a dataclass, which a TypeVar cannot say
         return [kind(**{name: _from_row(name, row[name]) for name in names}) for row in self._rows(statement)]
 
 

@@ -181,7 +181,8 @@ def got_worse(verdict: Mapping[str, Any], min_ratio: float) -> bool:
 def share_of_rise(verdict: Mapping[str, Any], cause: Mapping[str, Any]) -> float | None:
     """Share of the change that carries the verdict, so that an alert and its verdict say the same; None where it has none."""
     if verdict["carried_by"] != "mean":
-        return cause["share_p99"]  # type: ignore[no-any-return]
+        share_p99: float | None = cause["share_p99"]
+        return share_p99
     moved = verdict["delta"]["mean_s"]["value"]
     share = cause["mean_s"] / moved if moved else 0.0
     return share if share > 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -16,6 +17,7 @@ from engine_probe.errors import EXIT_FINDING, AlertMisuse
 if TYPE_CHECKING:
     from alerts.receivers import Receiver
     from collector.terminal.client import CollectorClient
+    from store.alert_book import AlertBook
 
 FolderOption = Annotated[
     Path | None, typer.Option("--dir", help="Folder of the files.", show_default="where kvscope keeps its own")
@@ -231,18 +233,15 @@ def replay(
     """Send dead letters again, under the ids that they had. Without a running collector they go out when one starts."""
     from collector.alerting.answers import replay as again
 
-    def from_store() -> dict[str, Any]:
-        with _book(store) as book:
-            return {"replayed": again(book, ids or [], every=every, now_ns=time.time_ns())}
-
-    def from_collector(client: CollectorClient) -> dict[str, Any]:
-        return _posted(client, "/api/v1/alerts/deliveries/replay", {"ids": ids or [], "all": every})
-
-    document = ask(store, url, token, from_store, from_collector)
-    if json:
-        emit_json(document)
-    else:
-        emit(_counted(len(document["replayed"]), "message", "sent again"))
+    which = {"ids": ids or [], "all": every}
+    document = ask(
+        store,
+        url,
+        token,
+        lambda: {"replayed": _in_book(store, lambda book: again(book, ids or [], every=every, now_ns=time.time_ns()))},
+        lambda client: _posted(client, "/api/v1/alerts/deliveries/replay", which),
+    )
+    _tell_how_many(document, "replayed", "message", "sent again", json)
 
 
 def discard(
@@ -256,22 +255,28 @@ def discard(
     """Forget dead letters that nobody wants any more: of a receiver that is gone, or no news by now."""
     from collector.alerting.answers import discard as forget
 
-    def from_store() -> dict[str, Any]:
-        with _book(store) as book:
-            return {"discarded": forget(book, ids or [], every=every)}
+    which = {"ids": ids or [], "all": every}
+    document = ask(
+        store,
+        url,
+        token,
+        lambda: {"discarded": _in_book(store, lambda book: forget(book, ids or [], every=every))},
+        lambda client: _posted(client, "/api/v1/alerts/deliveries/discard", which),
+    )
+    _tell_how_many(document, "discarded", "dead letter", "forgotten", json)
 
-    def from_collector(client: CollectorClient) -> dict[str, Any]:
-        return _posted(client, "/api/v1/alerts/deliveries/discard", {"ids": ids or [], "all": every})
 
-    document = ask(store, url, token, from_store, from_collector)
-    if json:
+def _in_book(store: str, work: Callable[[AlertBook], list[str]]) -> list[str]:
+    with _book(store) as book:
+        return work(book)
+
+
+def _tell_how_many(document: dict[str, Any], key: str, what: str, done: str, as_json: bool) -> None:
+    num = len(document[key])
+    if as_json:
         emit_json(document)
     else:
-        emit(_counted(len(document["discarded"]), "dead letter", "forgotten"))
-
-
-def _counted(num: int, what: str, done: str) -> str:
-    return f"{num:,} {what}{'' if num == 1 else 's'} {done}"
+        emit(f"{num:,} {what}{'' if num == 1 else 's'} {done}")
 
 
 def _tell(proofs: list[Any], as_json: bool) -> None:

@@ -70,7 +70,7 @@ SAFE_FLAGS: Final = frozenset(
     max_queued_requests max_running_requests max_total_tokens mem_fraction_static num_continuous_decode_steps page_size
     pp_size prefill_attention_backend decode_attention_backend prefill_max_requests quantization radix_eviction_policy
     retraction_policy schedule_conservativeness schedule_policy speculative_algorithm speculative_eagle_topk
-    speculative_num_draft_tokens speculative_num_steps stream_interval tp_size""".split()  # noqa: SIM905
+    speculative_num_draft_tokens speculative_num_steps stream_interval tp_size""".split()  # noqa: SIM905  # a list of words reads better so
 )
 """Settings that are kept. Others (paths, addresses, keys, templates) may hold secrets and are left out."""
 

@@ -117,7 +117,7 @@ class DecodeRun:
                 self._num_unfilled,
             )
             step = until
-        clock.advance_to(ends[stop - 1])  # type: ignore[attr-defined]
+        clock.advance_to(ends[stop - 1])  # type: ignore[attr-defined]  # as above
         for sequence in self._sequences:
             sequence.num_computed += stop - first
             sequence.num_output += stop - first

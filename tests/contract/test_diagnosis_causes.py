@@ -225,7 +225,7 @@ def test_few_seats_are_not_blamed_where_there_was_no_room_for_more() -> None:
 def test_not_observable_is_said(name: str) -> None:
     """Where its needs were not seen it says which, and claims nothing."""
     blind = SCENARIOS[name].blind
-    assert blind is not None
+    assert blind is not None  # those without are left out above
     verdict = judged(blind())
     assert name not in names(verdict.causes)
     row = next(row for row in verdict.not_observable if row["cause"] == name)

@@ -103,7 +103,7 @@ def asked(engine: str, text: str, answers: Mapping[str, Any]) -> Told:
 
 def logged(engine: str, lines: Iterable[str]) -> Told:
     reader = adapter(engine).log_reader("w")
-    assert reader is not None
+    assert reader is not None, f"{engine} reads no log"
     told: Told = [(kind, row) for line in lines for kind, rows in reader.feed(line).items() for row in rows]
     worker = reader.worker_facts()
     return told + ([("worker", {"worker": "w", "at_ns": AT_NS, **worker})] if worker else [])
