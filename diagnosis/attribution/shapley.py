@@ -4,7 +4,8 @@ Idea: put causes back to baseline one coalition at a time and read the quantile 
 suspect window in which every cause outside S has its baseline size at the same rank (a request in the worst 3 % of
 queueing gets what the worst 3 % of the baseline got), while the suspect's dependence between causes stays. A cause's
 row is its Shapley value: what it adds, averaged over all orders. What is left, v(none) - quantile(baseline), is how the
-causes fall together on the same requests; it is a row of its own, `dependence`.
+causes fall together on the same requests; it is a row of its own, `dependence`, where it goes with the change, and else
+given back by the rows that do (`overlap.py`).
 
 Invariant: rows + dependence = quantile(suspect) - quantile(baseline); the same for the mean (dependence 0) and for the
 expected shortfall. Identical windows give exact zeros.
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from diagnosis.attribution.arms import Arm
 from diagnosis.attribution.coalitions import Game, Play
+from diagnosis.attribution.overlap import with_overlap_given_back
 from diagnosis.parallel import each
 from diagnosis.statistics.bootstrap import widen
 from diagnosis.statistics.draws import derived_seed, interval_95
@@ -134,6 +136,7 @@ def attribute(
         w_suspect=arms[1].weights,
         correlations=(arms[0].correlation, arms[1].correlation),
     )
+    point, draws = with_overlap_given_back(point), [with_overlap_given_back(play) for play in draws]
     return _collect(labels, sorted(names[k] for k in merged), arms, q, point, draws, enough.reason)
 
 

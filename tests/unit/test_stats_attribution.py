@@ -1,4 +1,4 @@
-"""Which cause owns how much of the change: diagnosis/attribution/shapley.py, diagnosis/attribution/arms.py, diagnosis/attribution/coalitions.py."""
+"""Which cause owns how much of the change: diagnosis/attribution/shapley.py, diagnosis/attribution/arms.py, diagnosis/attribution/coalitions.py, diagnosis/attribution/overlap.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from diagnosis.attribution.arms import Arm
 from diagnosis.attribution.coalitions import Game, shapley_matrix
+from diagnosis.attribution.overlap import give_back
 from diagnosis.attribution.shapley import Attribution, affordable, attribute
 from diagnosis.statistics.quantiles import nearest_rank
 from engine_probe.errors import BadWindow, DiagnosisError, UsageError
@@ -89,6 +90,32 @@ def test_causes_that_newly_coincide_make_the_row_dependence():
     assert rows_of(found) == {"a": 0.0, "b": 0.0}
     assert found.dependence.quantile_s == -2.0
     assert found.dependence.mean_s == 0.0
+
+
+def test_what_parts_meet_less_often_is_taken_from_who_grew():
+    """In the baseline 2 s of a and 2 s of b fall on one request (the largest: 4 s); then a takes 5 s, on another than b: 5 s.
+
+    Sizes alone, a adds 3 s in whatever order (v() = v(b) = 2, v(a) = v(a, b) = 5), and that they meet no more takes 2 s away
+    (2 - 4). The largest rose by 1 s: no more than that is a's.
+    """
+    base = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
+    suspect = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 2.0], [5.0, 0.0]])
+    found = attribute(["a", "b"], base, suspect, "0.9")
+    assert found.delta_quantile_s == 1.0
+    assert rows_of(found) == pytest.approx({"a": 1.0, "b": 0.0})
+    assert found.dependence.quantile_s == 0.0
+    assert found.row("a").mean_s == pytest.approx(0.75)  # 3 s more on one of four: the mean has no overlap
+
+
+def test_overlap_is_given_back_in_proportion_by_rows_that_go_with_the_change():
+    """Replicate by replicate: 3 + 1 - 1 s of rows less 1 s of overlap are 2 s, and the 4 s that rose give back a quarter each.
+
+    A fall is the same the other way round. Overlap that goes with the change, or with no change at all, is nobody's.
+    """
+    rows = np.array([[3.0, 1.0, -1.0], [-3.0, -1.0, 1.0], [3.0, 1.0, -1.0], [1.0, 0.0, 0.0]])
+    told, dependence = give_back(rows, np.array([-1.0, 1.0, 1.0, -1.0]))
+    assert told.tolist() == [[2.25, 0.75, -1.0], [-2.25, -0.75, 1.0], [3.0, 1.0, -1.0], [1.0, 0.0, 0.0]]
+    assert dependence.tolist() == [0.0, 0.0, 1.0, -1.0]
 
 
 def test_identical_windows_give_exact_zeros():
@@ -176,7 +203,7 @@ def test_the_game_agrees_with_its_definition(q: str, weighted: bool):
     base, suspect = rng.exponential(1.0, (83, 3)), rng.exponential([1.0, 2.0, 1.5], (120, 3))
     w_b, w_s = (rng.uniform(0.2, 3.0, 83), rng.uniform(0.2, 3.0, 120)) if weighted else (None, None)
     found = attribute(list("abc"), base, suspect, q, w_base=w_b, w_suspect=w_s, replicates=2)
-    expected, dependence = definition(base, suspect, q, w_b, w_s)
+    expected, dependence = given_back(*definition(base, suspect, q, w_b, w_s))
     assert [row.quantile_s for row in found.rows] == pytest.approx(expected, abs=1e-12)
     assert found.dependence.quantile_s == pytest.approx(dependence, abs=1e-12)
 
@@ -206,6 +233,15 @@ def definition(
         for k in range(suspect.shape[1])
     ]
     return rows, value_of([]) - nearest_rank(base.sum(axis=1), q, w_b)
+
+
+def given_back(rows: list[float], dependence: float) -> tuple[list[float], float]:
+    """Rows whose change rises: where dependence takes from it, rows above 0 bear that by their seconds."""
+    change, gained = sum(rows) + dependence, sum(row for row in rows if row > 0)
+    assert change > 0
+    if dependence >= 0:
+        return rows, dependence
+    return [row + dependence * row / gained if row > 0 else row for row in rows], 0.0
 
 
 @pytest.mark.parametrize("weighted", [False, True])
