@@ -11,8 +11,8 @@ from store.interface import Window
 
 SEVERAL: Final = "several"
 """A label's value where it is no single worker (model, tenant) that it is about."""
-RUNBOOKS = "/api/v1/runbooks/"
-"""Where the collector serves runbooks by name; a condition names its own in the annotation `runbook_url`."""
+RUNBOOKS = "/runbooks/"
+"""Where the collector shows runbooks by name; a condition names its own in the annotation `runbook_url`."""
 
 
 @dataclass(frozen=True, slots=True)

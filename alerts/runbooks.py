@@ -1,6 +1,7 @@
 """Runbooks: what an alert means and what to do. A cause's is its docstring, a rule's stands beside its expression: `docs/runbooks.md`.
 
-Run: python -m alerts.runbooks > docs/runbooks.md. The collector serves each at `/api/v1/runbooks/NAME`, so links in messages work offline.
+Run: python -m alerts.runbooks > docs/runbooks.md. The collector shows each at `/runbooks/NAME`, so links in messages
+work offline, and gives programs the text at `/api/v1/runbooks/NAME`.
 """
 
 from __future__ import annotations

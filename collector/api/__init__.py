@@ -8,11 +8,13 @@ from fastapi import APIRouter
 
 from collector.api import alerts, diagnosis, health, hotspots, ingest, looking, marks, requests, runbooks, series, sql
 from collector.pages import overview, static, views
+from collector.pages import runbooks as runbook_pages
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (
     overview.router,
     static.router,
     views.router,
+    runbook_pages.router,
     health.router,
     ingest.router,
 )

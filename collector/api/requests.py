@@ -246,6 +246,8 @@ async def get_timeline(
     request: Request, request_id: Annotated[str, Path(max_length=1000)], window: WindowText = None
 ) -> Response:
     """Instants, phases, routing, transfers, blocks, the steps it lived through, marks. Without a window all rows are searched."""
+    if not _is_asked_for(request, "timeline"):
+        return await get_one(request, f"{request_id}/timeline", window)
     services = services_of(request)
     return answer(
         await services.reads.run("/api/v1/requests/{id}/timeline", _one, services, timeline, request_id, window)
@@ -261,6 +263,8 @@ async def get_request_trace(
     request: Request, request_id: Annotated[str, Path(max_length=1000)], window: WindowText = None
 ) -> Response:
     """Its phases, tokens, routing and transfers, the steps and blocks of its workers, and the requests that shared them."""
+    if not _is_asked_for(request, "perfetto"):
+        return await get_one(request, f"{request_id}/perfetto", window)
     services = services_of(request)
     return answer(
         await services.reads.run("/api/v1/requests/{id}/perfetto", _one, services, trace_of_request, request_id, window)
@@ -314,6 +318,12 @@ async def get_one(
     """Its rows of every vantage and attempt, routing decisions and transfers. Without a window all rows are searched."""
     services = services_of(request)
     return answer(await services.reads.run("/api/v1/requests/{id}", _one, services, get_request, request_id, window))
+
+
+def _is_asked_for(request: Request, part: str) -> bool:
+    """Whether this part of a request is meant, and not a request whose own id ends like it: a slash within an id comes as %2F."""
+    raw: bytes | None = request.scope.get("raw_path")
+    return raw is None or raw.endswith(f"/{part}".encode())
 
 
 def _spans(services: Services, params: SpanParams) -> SpanPage:

@@ -1,4 +1,4 @@
-"""`/api/v1/runbooks`: what an alert means and what to do, so that the links of messages lead somewhere without a network."""
+"""`/api/v1/runbooks`: what an alert means and what to do, as text for programs; people have the page `/runbooks/NAME`."""
 
 from __future__ import annotations
 

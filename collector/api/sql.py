@@ -69,7 +69,7 @@ async def post_sql(request: Request, question: SqlQuestion) -> Response:
     services = services_of(request)
     cancelled = threading.Event()
     watch = asyncio.create_task(_cancel_when_gone(request, cancelled))
-    as_arrow = ARROW in request.headers.get("accept", "")
+    as_arrow = prefers_arrow(request.headers.get("accept", ""))
     try:
         body = await services.sql_reads.run("/api/v1/sql", _run, services, question, cancelled, as_arrow)
         return Response(body, media_type=ARROW if as_arrow else "application/json")
@@ -77,6 +77,19 @@ async def post_sql(request: Request, question: SqlQuestion) -> Response:
         watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+
+
+def prefers_arrow(accept: str) -> bool:
+    """Whether a client named Arrow in `Accept` with a weight above zero, and none higher for JSON (RFC 9110, 12.5.1)."""
+    weights: dict[str, float] = {}
+    for part in accept.split(","):
+        name, *parameters = (word.strip().lower() for word in part.split(";"))
+        given = [value for key, _, value in (one.partition("=") for one in parameters) if key.strip() == "q"]
+        try:
+            weights[name] = float(given[0]) if given else 1.0
+        except ValueError:
+            weights[name] = 0.0
+    return weights.get(ARROW, 0.0) > 0 and weights[ARROW] >= weights.get("application/json", 0.0)
 
 
 async def _cancel_when_gone(request: Request, cancelled: threading.Event) -> None:

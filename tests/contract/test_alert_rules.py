@@ -102,7 +102,7 @@ def test_texts_of_scenarios_are_filled_in_as_prometheus_does() -> None:
 def test_links_lead_where_people_reach_the_collector() -> None:
     """`--links-to` is in every runbook link, and in Alertmanager's webhook."""
     made = files.render("https://kv.example")
-    assert made[files.RULES_FILE].count("https://kv.example/api/v1/runbooks/") == len(RULES)
+    assert made[files.RULES_FILE].count("https://kv.example/runbooks/") == len(RULES)
     assert "https://kv.example/api/v1/alerts/webhook" in made[files.ALERTMANAGER_FILE]
 
 

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from collector.alerting.intake import end_unheard
 from collector.api.alerts import AlertRows, TakenAll
+from collector.pages.runbooks import html_of
 from engine_probe.errors import AlertMisuse, StoreBusy
 from store.alert_book import AlertBook
 from store.alert_rows import Changes, Delivery
@@ -283,6 +284,25 @@ def test_runbooks_are_served_and_others_are_not_found(tmp_path: Path) -> None:
             assert name in answer.text
         missing = collector.client.get("/api/v1/runbooks/nothing")
         assert (missing.status_code, "premature_eviction" in missing.json()["detail"]) == (404, True)
+
+
+def test_a_person_who_follows_the_link_of_an_alert_reads_a_page(tmp_path: Path) -> None:
+    """Markdown is drawn, a cause's link leads to its own page, and a name that is none is 404 with those that there are."""
+    with running(tmp_path / "k.duckdb", alerts=QUIET) as collector:
+        page = collector.client.get("/runbooks/KvscopePrematureEviction")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "<h3>KvscopePrematureEviction</h3>" in page.text
+        assert 'href="/runbooks/premature_eviction"' in page.text
+        assert "**" not in page.text
+        missing = collector.client.get("/runbooks/<b>x")
+        assert (missing.status_code, "/runbooks/premature_eviction" in missing.text) == (404, True)
+
+
+def test_html_in_a_runbook_is_text() -> None:
+    """What stands in angle brackets is shown, and never run."""
+    assert html_of("a <script>x</script> [b](javascript:y)") == (
+        "<p>a &lt;script&gt;x&lt;/script&gt; [b](javascript:y)</p>\n"
+    )
 
 
 def test_a_message_survives_kill_9_while_its_receiver_is_away(tmp_path: Path) -> None:

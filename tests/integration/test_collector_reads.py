@@ -245,6 +245,16 @@ def test_request_whose_id_holds_slashes_is_found(collector: Collector) -> None:
     assert answer.json()["request_id"] == "team/a b/1?x#y"
 
 
+@pytest.mark.parametrize("part", ["timeline", "perfetto"])
+def test_request_whose_own_id_ends_like_a_part_of_one_is_found(collector: Collector, part: str) -> None:
+    """Within an id a slash is %2F, so both are told apart: the request, and that part of it."""
+    collector.post({"request": [request_row(f"shop/{part}", run_id="odd")]}).raise_for_status()
+    found = collector.client.get(f"/api/v1/requests/shop%2F{part}").json()
+    assert [row["request_id"] for row in found["rows"]] == [f"shop/{part}"]
+    assert collector.client.get(f"/api/v1/requests/shop%2F{part}/timeline").json()["request_id"] == f"shop/{part}"
+    assert collector.client.get(f"/api/v1/requests/shop/{part}").status_code == 404
+
+
 def test_timeline_tells_the_course_in_order(collector: Collector) -> None:
     """Arrival, routing, phases, transfer, block hit, tokens, end; 30 steps lived through; the mark before."""
     course = get(collector, "requests/detail/timeline", window="run-1")

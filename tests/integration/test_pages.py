@@ -44,6 +44,7 @@ PAGES = {
     "experiments": Shown("/experiments", "2 runs, the newest first", charts=1),
     "alerts": Shown("/alerts", "Nothing is open."),
     "sql": Shown(f"/sql?sql={quote(SQL)}", "4 rows in", charts=1),
+    "runbook": Shown("/runbooks/premature_eviction", "their prefill was paid twice"),
     "sight": Shown("/sight?window=suspect", "changes of TTFT, TPOT, E2E can be judged"),
 }
 
