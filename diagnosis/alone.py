@@ -36,7 +36,7 @@ def judge_alone(facts: Facts, metrics: tuple[str, ...] = ("ttft", "e2e")) -> Alo
         calibrate(facts, facts),
         round(timeline.most_running(facts)),
         long_prefill_tokens(facts),
-        reuse_ratio(facts),
+        reuse_ratio(facts, facts),
         quality.caching_is_off(facts)[0],
         float(np.nanmedian(prefill)) if np.isfinite(prefill).any() else 0.0,
         False,

@@ -202,6 +202,8 @@ class LineageFacts:
     """[n] lost because blocks were given up by age (`ttl`), not for room; not in `evicted_tokens`. None where that was not looked at."""
     unused_tokens: F64 | None = None
     """[n] missed although the block at which the chain broke was in the cache; not in `evicted_tokens`. None as above."""
+    evicted_by: Obj | None = None
+    """[n] tenant of the request for which the block was evicted at which each chain broke; None in it: not told, None: nobody tells."""
 
     @property
     def apart_tokens(self) -> float:

@@ -27,6 +27,7 @@ from diagnosis.ledger.ledger import Counted, Ledger, metric_values
 from diagnosis.ledger.rows import NEUTRAL, ROWS
 from diagnosis.ledger.spent import Context, long_prefill_tokens
 from diagnosis.ledger.step_reasons import with_step_extras
+from diagnosis.ledger.tiers import found_here_too
 from diagnosis.ledger.work_model import WorkModel, calibrate
 from diagnosis.loading.sight import equal_sight
 from diagnosis.models import other_models, tentative
@@ -206,7 +207,7 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
 
     def write(facts: Facts, other: Facts, *, is_suspect: bool) -> Ledger:
         off = quality.caching_is_off(facts)[0]
-        context = Context(model, most, long_tokens, reuse_ratio(other), off, usual, is_suspect, told[is_suspect])
+        context = Context(model, most, long_tokens, reuse_ratio(other, facts), off, usual, is_suspect, told[is_suspect])
         return ledgers.write(facts, metric, context)
 
     return write(base, suspect, is_suspect=False), write(suspect, base, is_suspect=True)
@@ -231,9 +232,10 @@ def _why_none(facts: Facts, metric: str) -> str:
     return ", ".join(parts)
 
 
-def reuse_ratio(facts: Facts) -> float | None:
-    """Token-weighted hit rate of a window: from its requests, else from the engine's counters; None where unknown."""
-    cached, prompt = facts.requests.get("cached_tokens"), facts.requests.get("prompt_tokens")
+def reuse_ratio(facts: Facts, other: Facts) -> float | None:
+    """Token-weighted hit rate of a window that the other one could have too: from its requests, else from the engine's counters; None
+    where unknown."""
+    cached, prompt = found_here_too(facts, other), facts.requests.get("prompt_tokens")
     known = np.isfinite(cached) & np.isfinite(prompt)
     total = float(prompt[known].sum())
     if total > 0:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from diagnosis.calibration import all_reached, threshold
-from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause, rate_per_s
+from diagnosis.cause import BY_CALIBRATION, MATERIAL, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
+from diagnosis.claims.offered_load import HIDDEN, MOSTLY, Load, PastKnee, num_workers, offered_load, past_knee
 from diagnosis.facts import Facts
 from diagnosis.sampled import sampled_words, total
-from diagnosis.telling.wording import number, percent
+from diagnosis.telling.wording import metric_name, number, percent, quantile_name, seconds
 
 GROWTH = threshold(
     "load_step.growth",
@@ -27,12 +28,19 @@ STANDS_OUT = threshold(
 )
 
 
-@cause("load_step", rows=("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill"))
+BLIND = 0.6
+"""How sure it is that waiting which nobody can look into is for a place."""
+ROWS = ("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill")
+
+
+@cause("load_step", rows=(*ROWS, "front_end", *HIDDEN))
 def load_step(case: Case) -> Claim | Excluded | None:
     """More requests arrived a second for each worker, and ordinary work queued behind ordinary work.
 
     Why: near saturation a little more load costs much waiting; the steps are as fast as before, there are only more of them.
-    More arrivals for as many workers and fewer workers for as many arrivals are the same to a worker.
+    More arrivals for as many workers and fewer workers for as many arrivals are the same to a worker. Callers that wait for an answer
+    before they send the next request offer requests in flight. Several times the load can be past the knee: then requests wait more than
+    in proportion for a place, in the engine's queue or at a front end before it.
 
     Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work.
 
@@ -44,7 +52,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
     Experiment: replay the suspect's arrivals at the baseline's rate; if the waiting goes, it was the load.
     """
     base, suspect = case.base, case.suspect
-    workers_b, workers_s = _num_workers(base), _num_workers(suspect)
+    workers_b, workers_s = num_workers(base), num_workers(suspect)
     rate_b, rate_s = rates_a_worker(base, suspect)
     growth, z = rate_s / rate_b - 1.0, growth_z(base, suspect)
     each = " at each worker" if (workers_b, workers_s) != (1, 1) else ""
@@ -57,9 +65,16 @@ def load_step(case: Case) -> Claim | Excluded | None:
     if tokens_b and tokens_s:
         grown = _grown(tokens_s / workers_s / (tokens_b / workers_b) - 1.0)
         said += f"; offered tokens{' in all' if each else ''} {number(tokens_s)} and {number(tokens_b)} a second ({grown}{each})"
-    if not all_reached((GROWTH, growth), (STANDS_OUT, z)):
+    load = offered_load(base, suspect)
+    if load.is_closed and load.factor - 1.0 >= GROWTH.value:
+        evidence = [_in_flight(case, load), Evidence(said, growth, "relative", _growth_sql(case))]
+    elif all_reached((GROWTH, growth), (STANDS_OUT, z)):
+        evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
+    else:
         return Excluded(f"the offered load did not grow: {said}")
-    evidence = [Evidence(said, growth, "relative", _growth_sql(case))]
+    knee = past_knee(case)
+    if knee is not None:
+        evidence.append(_knee(case, knee))
     factor = case.model.slow_raw
     if factor is not None:
         evidence.append(
@@ -70,12 +85,53 @@ def load_step(case: Case) -> Claim | Excluded | None:
                 computed_by=BY_CALIBRATION,
             )
         )
-    return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0)
+    if knee is None:
+        return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0, rows=ROWS)
+    is_hidden = knee.hidden_s >= MOSTLY * knee.wait_s[1]
+    return Claim(
+        evidence,
+        ("fleet", None),
+        case.when(_where(knee)),
+        BLIND if is_hidden else 1.0,
+        rows=(*ROWS, "front_end", *HIDDEN),
+    )
+
+
+def _where(knee: PastKnee) -> str:
+    """The row in which most of the waiting past the knee stands."""
+    if knee.hidden_s >= MOSTLY * knee.wait_s[1]:
+        return "ttft_unobserved"
+    return "front_end" if knee.front_s >= MOSTLY * knee.wait_s[1] else "queue_load"
+
+
+def _in_flight(case: Case, load: Load) -> Evidence:
+    return Evidence(
+        f"callers kept {number(load.now)} requests in flight at each worker in the {case.suspect_word}, {number(load.before)} in the "
+        f"{case.base_word} ({_grown(load.factor - 1.0)}): each sends the next when an answer comes, so arrivals follow what the server gives",
+        load.factor - 1.0,
+        "relative",
+        computed_by="the requests' arrivals and ends",
+    )
+
+
+def _knee(case: Case, knee: PastKnee) -> Evidence:
+    """That the load is past the knee, with what waiting did."""
+    (quantile_b, quantile_s), (wait_b, wait_s) = knee.quantile_s, knee.wait_s
+    where = f", of which {seconds(knee.front_s)} before the engine" if knee.front_s >= MATERIAL * wait_s else ""
+    return Evidence(
+        f"the load is past the knee: at {number(knee.load.factor)} times the load the wait for a place went {seconds(wait_b)} -> "
+        f"{seconds(wait_s)} a request{where}, and {quantile_name(case.quantile)} {metric_name(case.metric)} {seconds(quantile_b)} -> {seconds(quantile_s)}; the knee lies "
+        "between the two loads",
+        knee.load.factor,
+        "times",
+        None,
+        case.worst_requests(_where(knee)),
+    )
 
 
 def rates_a_worker(base: Facts, suspect: Facts) -> tuple[float, float]:
     """Arrivals a second and worker of both windows."""
-    return rate_per_s(base) / _num_workers(base), rate_per_s(suspect) / _num_workers(suspect)
+    return rate_per_s(base) / num_workers(base), rate_per_s(suspect) / num_workers(suspect)
 
 
 def growth_z(base: Facts, suspect: Facts) -> float:
@@ -90,16 +146,10 @@ def growth_z(base: Facts, suspect: Facts) -> float:
 def _growth_sql(case: Case) -> str:
     """Arrivals over the time in which they came, of each window and its workers, suspect over baseline, less 1."""
     rates = [
-        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.offered_s, 1e-9) * _num_workers(facts)!r}"
+        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.offered_s, 1e-9) * num_workers(facts)!r}"
         for facts in (case.suspect, case.base)
     ]
     return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
-
-
-def _num_workers(facts: Facts) -> int:
-    """Workers that served the window, those that decode what others prefilled among them; 1 where requests do not name them."""
-    names = {*facts.requests.worker_names, *(() if facts.handover is None else facts.handover.worker_names)}
-    return 1 if None in names else max(len(names), 1)
 
 
 def _grown(growth: float) -> str:

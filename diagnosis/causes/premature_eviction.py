@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
+from diagnosis.claims.displaced import displaced, evicting_tenant
 from diagnosis.claims.evidence_sql import HIT_RATE, evicted_sql, lost_sql, num_lost_sql, request_sql, restored_sql, text
 from diagnosis.facts import LineageFacts
 from diagnosis.sampled import count_words, num_requests, rate_of, sampled_words
@@ -79,7 +80,9 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
                     request_sql(case, side, HIT_RATE, "cached_tokens prompt_tokens"),
                 )
             )
-    return Claim(evidence, case.worker_subject("premature_eviction"), case.when("premature_eviction"), strength)
+    tenant = evicting_tenant(facts)
+    subject = case.worker_subject("premature_eviction") if tenant is None else ("tenant", tenant)
+    return Claim(evidence, subject, case.when("premature_eviction"), strength)
 
 
 def _how_far(case: Case) -> str:
@@ -127,7 +130,7 @@ def _by_lineage(case: Case, lineage: LineageFacts) -> list[Evidence]:
                 [str(r) for r in worst["request_ids"]],
             )
         )
-    return evidence
+    return [*evidence, *displaced(case, lineage)]
 
 
 def _affected(case: Case, limit: int = 5) -> list[str]:

@@ -11,7 +11,8 @@ from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.claims.onset import met_here_alone
 from diagnosis.facts import F64, Bool, Facts
 from diagnosis.ledger.tiers import held_share, loads, read_per_request, token_cost_s
-from diagnosis.telling.wording import bandwidth, number, percent, seconds
+from diagnosis.statistics.quantiles import nearest_rank
+from diagnosis.telling.wording import bandwidth, number, percent, quantile_name, seconds
 
 RISE = threshold(
     "tier_slower_than_recompute.rise",
@@ -66,11 +67,14 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     slower = np.isfinite(computing_s) & (load_s > computing_s)
     load_before_s, tokens_before, _ = loads(case.base)
     slower_before = load_before_s > _computing_s(tokens_before, token_cost_s(case.model, suspect=case.ended))
-    if np.isfinite(computing_s).any() and over[slower].sum() < MOST * over.sum():
+    instead = _instead_of_computing(case, load_s, computing_s, slower) if usual_before is None else None
+    carries = over[slower].sum() >= MOST * over.sum() if usual_before is not None else instead is not None
+    if np.isfinite(computing_s).any() and not carries:
         known = np.isfinite(computing_s) & np.isfinite(load_s)
         return Excluded(
             f"a load took {seconds(_mean(load_s[known]))} on average, and computing the same tokens would have taken "
-            f"{seconds(_mean(computing_s[known]))}: slower than in the {case.base_word}, and still worth it"
+            f"{seconds(_mean(computing_s[known]))}: "
+            + (f"slower than in the {case.base_word}, and still worth it" if usual_before is not None else "worth it")
         )
     evidence = [
         Evidence(
@@ -88,6 +92,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
             "s",
         ),
     ]
+    evidence += [] if instead is None else [instead]
     if slower.any():
         evidence.append(_slower(case.suspect, load_s, computing_s, slower))
     if cost is not None and np.isfinite(num_bytes).any():
@@ -98,6 +103,32 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
     strength = 1.0 if slower.any() else 0.6
     began = met_here_alone(slower, slower_before)
     return Claim(evidence, case.worker_subject("tier_load"), case.when("tier_load"), strength, rows=rows, began=began)
+
+
+def _instead_of_computing(case: Case, load_s: F64, computing_s: F64, slower: Bool) -> Evidence | None:
+    """Where the baseline computed what is loaded here: loads cost more than that on average, or those that do are why the tail is longer.
+
+    The tail is who waited longer than the baseline's own quantile; loads in it that were slower than computing must have most of its load.
+    """
+    before, now = case.base_ledger.values, case.suspect_ledger
+    limit = nearest_rank(before, case.quantile)
+    beyond = now.rows[now.values > limit]
+    in_tail = float(np.nansum(load_s[beyond[slower[beyond]]]))
+    known = np.isfinite(load_s) & np.isfinite(computing_s)
+    if float((load_s - computing_s)[known].sum()) <= 0.0 and (
+        in_tail == 0.0 or in_tail < MOST * float(np.nansum(load_s[beyond]))
+    ):
+        return None
+    share = float(slower[beyond].mean()) if len(beyond) else 0.0
+    return Evidence(
+        f"the {case.base_word} loaded nothing and computed it; of {number(len(beyond))} requests that waited longer than its {quantile_name(case.quantile)} "
+        f"({seconds(limit)}) {percent(share)} waited for a load that was slower than computing",
+        share,
+        "ratio",
+        None,
+        _ids(case.suspect, np.where(slower, load_s, -np.inf)),
+        BY_CALIBRATION,
+    )
 
 
 def _computing_s(tokens: F64, cost: float | None) -> F64:

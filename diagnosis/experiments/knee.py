@@ -11,12 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diagnosis.claims.offered_load import BREAKS_AT
 from diagnosis.experiments.resampling import Estimate
 from diagnosis.experiments.summary import ArmSummary
 from diagnosis.telling.wording import seconds
 
-BREAKS_AT = 2.0
-"""Where no SLO is given: waiting that doubles what callers have at rest is what they notice."""
 TAIL_SHARE = 0.01
 """P99 leaves one of a hundred out."""
 

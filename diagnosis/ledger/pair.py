@@ -12,6 +12,7 @@ from diagnosis.ledger.offset import find_offset, residual_s
 from diagnosis.ledger.reuse_units import below_unit
 from diagnosis.ledger.sharing import no_longer_shared
 from diagnosis.ledger.speculation import refused_share
+from diagnosis.ledger.usual_reuse import UsualReuse, usual_reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Compared:
     tokens         by row of the ledger, [n] prompt tokens that each request computed for that reason
     offset_s       [n] fixed seconds that no phase tells of; None where there are none
     refused_share  [n] share of its decode steps that drafts would have saved, were as many accepted as in the other window
+    reuse          what each computed that its kind usually finds cached; None where that is not known, or blocks tell it
     """
 
     tokens: Mapping[str, F64] = field(default_factory=dict)
     offset_s: F64 | None = None
     refused_share: F64 | float = 0.0
+    reuse: UsualReuse | None = None
 
 
 def compare(base: Facts, suspect: Facts) -> tuple[Compared, Compared]:
@@ -33,8 +36,8 @@ def compare(base: Facts, suspect: Facts) -> tuple[Compared, Compared]:
     offset = find_offset(base, suspect) or find_offset(suspect, base)
     offsets = [None if offset is None else offset.of(residual_s(facts)) for facts in (base, suspect)]
     return (
-        Compared(_tokens(base, suspect), offsets[0], refused_share(base, suspect)),
-        Compared(_tokens(suspect, base), offsets[1], refused_share(suspect, base)),
+        Compared(_tokens(base, suspect), offsets[0], refused_share(base, suspect), usual_reuse(base, suspect)),
+        Compared(_tokens(suspect, base), offsets[1], refused_share(suspect, base), usual_reuse(suspect, base)),
     )
 
 

@@ -14,6 +14,7 @@ from diagnosis.facts import F64, Facts
 from diagnosis.ledger.pair import Compared
 from diagnosis.ledger.rows import KINDS
 from diagnosis.ledger.timeline import Spent, sum_of
+from diagnosis.ledger.usual_reuse import spread_over
 from diagnosis.ledger.work_model import WorkModel
 
 LONG_PREFILL, LONG_PREFILL_TOKENS = 4.0, 1024
@@ -82,6 +83,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
     tokens = {name: np.zeros(n) for name in KINDS}
     left = np.nan_to_num(r.get("computed_tokens"))
     prompt = np.nan_to_num(r.get("prompt_tokens"))
+    reuse = context.pair.reuse
 
     def give(kind: str, amount: F64) -> None:
         taken = np.clip(np.nan_to_num(amount), 0.0, left)
@@ -101,25 +103,30 @@ def own_work(facts: Facts, context: Context) -> Spent:
         if facts.lineage.expired_tokens is not None:
             give("ttl_expiry", facts.lineage.expired_tokens)
     elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
-        size = facts.block_size() or 0
-        give("premature_eviction", left * min(1.0, facts.blocks.restored * size / float(left.sum())))
+        restored = float(facts.blocks.restored * (facts.block_size() or 0))
+        give("premature_eviction", spread_over(left, restored, None if reuse is None else reuse.missed))
     if context.caching_off and context.reuse_ratio is not None:
         give("prefix_caching_off", context.reuse_ratio * prompt)
     give("cold_start", _cold_tokens(facts))
     for kind, told in context.pair.tokens.items():
         give(kind, told)
-    is_long = left >= context.long_tokens
-    give("long_prefill_interference", np.where(is_long, left, 0.0))
-    if facts.lineage is None and facts.blocks is None and context.reuse_ratio is not None:
-        slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
-        lost = _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower)
+
+    def give_lost(lost: F64) -> None:
         for kind, amiss in ({} if facts.routing is None else facts.routing.amiss).items():
             more = np.where(amiss, lost, 0.0)
             lost = lost - more
-            before = tokens[kind]
             give(kind, more)
-            tokens[kind] = before + tokens[kind]
         give("reuse_lost", lost)
+
+    untold = facts.lineage is None and facts.blocks is None
+    if untold and reuse is not None and REUSE_LOST.is_reached(float(reuse.lost.sum()) / max(float(prompt.sum()), 1e-9)):
+        # before long prompts: what is usually found is computed for want of it
+        give_lost(np.clip(reuse.lost - (np.nan_to_num(r.get("computed_tokens")) - left), 0.0, left))
+    is_long = left >= context.long_tokens
+    give("long_prefill_interference", np.where(is_long, left, 0.0))
+    if untold and context.reuse_ratio is not None:
+        slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
+        give_lost(_reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower))
     give("shared_prefill", left.copy())
     density = np.zeros(n)
     rate = context.model.prefill_s_per_token

@@ -23,6 +23,13 @@ def tier_tokens(facts: Facts) -> F64:
     return np.where(known, np.minimum(np.minimum(tokens, room), beyond), np.nan)
 
 
+def found_here_too(facts: Facts, other: Facts) -> F64:
+    """[n] cached tokens of `facts`, less those of a slower tier where `other` has none: they are not to be found there, and none was lost."""
+    cached, by_tier = facts.requests.get("cached_tokens"), tier_tokens(facts)
+    has_none = not has_tier(other) and not np.isfinite(tier_tokens(other)).any()
+    return np.maximum(cached - np.nan_to_num(by_tier), 0.0) if has_none else cached
+
+
 def claimed_tokens(facts: Facts) -> float:
     """Tokens that tiers say they held, those that the device held too among them."""
     return float(sum(np.nansum(facts.requests.get(name)) for name in READ))

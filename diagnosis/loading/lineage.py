@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import F64, Bool, LineageFacts, RequestFacts, WorkerFacts
+from diagnosis.facts import F64, I64, Bool, LineageFacts, Obj, RequestFacts, WorkerFacts
 from diagnosis.ledger.spent import COLD_PERIOD_S
 from diagnosis.sampled import half_interval, rate_of, within
 from store.evidence.chain_breaks import EXPIRED, PRESENT, chain_breaks, may_be_split
+from store.evidence.evicted_for import evicted_for
 from store.evidence.lineage import block_rate, cache_resets, past_of
 from store.evidence.lost_blocks import Stored, evictions_of, lost_blocks, stored_twice, what_rows_tell
 from store.interface import Store, Window
@@ -22,6 +23,8 @@ ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
 """Columns that tell what a request asked of the cache."""
 MOST = 0.5
 """Share of the lost tokens from which on blocks that were in the cache and not used are no accident of two clocks."""
+LOOKED_AT = 50_000
+"""Requests of which it is asked for whom their blocks were evicted: shares of tenants need no more."""
 WORST, ALL = 10, 1 << 62
 """How many of the blocks lost most often are looked at; all of them where the error of a sample rests on each."""
 
@@ -76,8 +79,12 @@ def lineage(
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
     expired = unused = None
+    at_s = np.where(np.isfinite(requests.scheduled_s), requests.scheduled_s, requests.arrival_s)
+    at_ns = requests.origin_ns + np.round(at_s * 1e9).astype(np.int64)
     if margin is None and evicted.any():
-        expired, unused = _by_what_broke(store, window, requests, asked, evicted, size, by_worker=stored.by_worker)
+        expired, unused = _by_what_broke(
+            store, window, requests, asked, at_ns, evicted, size, by_worker=stored.by_worker
+        )
         evicted = evicted - expired - unused
     return LineageFacts(
         evicted_tokens=evicted,
@@ -92,11 +99,37 @@ def lineage(
         block_rate=None if rate == 1.0 else rate,
         expired_tokens=expired,
         unused_tokens=unused,
+        evicted_by=_tenants_evicting(store, window, asked, at_ns, evicted, size, by_worker=stored.by_worker),
     )
 
 
+def _tenants_evicting(
+    store: Store, window: Window, asked: pa.Table, at_ns: I64, evicted: F64, size: int, *, by_worker: bool
+) -> Obj | None:
+    """[n] tenant for which the block was evicted at which each chain broke, of those who lost something; None where nobody tells.
+
+    Of many requests that lost something, LOOKED_AT or fewer at even distances are looked at.
+    """
+    rows = np.flatnonzero(evicted > 0)
+    if len(rows) == 0:
+        return None
+    rows = rows[:: -(-len(rows) // LOOKED_AT)]
+    found = evicted_for(store, window, asked.take(pa.array(rows)), at_ns[rows], size, by_worker=by_worker)
+    out = np.full(len(evicted), None, dtype=object)
+    out[rows] = found.tenant
+    return out if any(tenant is not None for tenant in found.tenant) else None
+
+
 def _by_what_broke(
-    store: Store, window: Window, requests: RequestFacts, asked: pa.Table, lost: F64, size: int, *, by_worker: bool
+    store: Store,
+    window: Window,
+    requests: RequestFacts,
+    asked: pa.Table,
+    at_ns: I64,
+    lost: F64,
+    size: int,
+    *,
+    by_worker: bool,
 ) -> tuple[F64, F64]:
     """Of the lost tokens [n] those whose chain broke at a block that was given up by age, and at one that was in the cache.
 
@@ -107,8 +140,6 @@ def _by_what_broke(
     if not may_be_split(store, window, float(lost.sum()) / size):
         return np.zeros(len(lost)), np.zeros(len(lost))
     looked = np.isfinite(requests.scheduled_s)
-    at_s = np.where(looked, requests.scheduled_s, requests.arrival_s)
-    at_ns = requests.origin_ns + np.round(at_s * 1e9).astype(np.int64)
     broke = chain_breaks(store, window, asked, at_ns, size, by_worker=by_worker)
     expired = np.where(broke == EXPIRED, lost, 0.0)
     unused = np.where((broke == PRESENT) & looked, lost, 0.0)

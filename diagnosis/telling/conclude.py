@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diagnosis.attribution.traffic import ROWS as TRAFFIC_ROWS
 from diagnosis.cause import Case
+from diagnosis.claims.offered_load import past_knee
 from diagnosis.ledger.rows import ROWS, UNOBSERVED
 from diagnosis.models import other_models
 from diagnosis.statistics.judged import Judged
@@ -373,7 +374,8 @@ def _owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
     for c in engine[:3]:
         rows = [known[name] for name in c.rows if name in known]
         owned = sum(row.mean_s if judged.by_mean else row.quantile_s for row in rows)
-        parts.append(f"{over}{c.cause} owns {share_of(owned / moved if moved else None)}")
+        knee = " (past the knee)" if c.cause == "load_step" and past_knee(case) is not None else ""
+        parts.append(f"{over}{c.cause}{knee} owns {share_of(owned / moved if moved else None)}")
     said = f"{listing(parts)} of {'the change of the mean' if judged.by_mean else 'the change'}" if parts else ""
     beside = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
     if beside and case.traffic is not None:

@@ -47,7 +47,7 @@ def chain_breaks(
 
     asked   [n] rows of the kind `request`: worker, cached_tokens, prompt_blocks    at_ns   [n] when the cache was asked
     """
-    rows, keys = _first_missed(asked, block_size)
+    rows, keys = first_missed(asked, block_size)
     out = np.zeros(asked.num_rows, dtype=np.int8)
     if len(rows) == 0:
         return out
@@ -77,7 +77,7 @@ def chain_breaks(
     return out
 
 
-def _first_missed(asked: pa.Table, block_size: int) -> tuple[I64, Any]:
+def first_missed(asked: pa.Table, block_size: int) -> tuple[I64, Any]:
     """(rows that missed a block, the first that each of them missed)."""
     blocks = asked["prompt_blocks"].combine_chunks()
     if isinstance(blocks, pa.ChunkedArray):  # a table without rows

@@ -252,6 +252,39 @@ def test_loads_above_the_break_even_are_no_fault(tmp_path: Path) -> None:
     assert (verdict.status, verdict.causes) == ("no_change", [])
 
 
+def recomputing(run_id: str, seed: int, *, tells: bool) -> Rows:
+    """The same 200 prompts without a tier: each is computed in 12 s; `tells`: requests say that nothing was found."""
+    rng = np.random.default_rng(seed)
+    found = {"cached_tokens": 0, "cached_tokens_device": 0} if tells else {}
+    ttft = (COMPUTE_S * rng.uniform(0.95, 1.05, 200) + 0.02).tolist()
+    return served(run_id, ttft, columns=[{"prompt_tokens": PROMPT, **found} for _ in ttft])
+
+
+@pytest.mark.parametrize("slow_share", [0.2, 1.0], ids=["a fifth of the loads", "all loads"])
+@pytest.mark.parametrize("tells", [True, False], ids=["zero-told", "nothing-told"])
+def test_loads_are_held_against_a_baseline_that_computed(tmp_path: Path, tells: bool, slow_share: float) -> None:
+    """No tier before, and loads at 0.4 GB/s now: those that computing would have beaten are the tail's cause, though most loads may pay."""
+    runs = [recomputing("computed", 9, tells=tells), from_storage("loaded", 2, slow_share)]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdict, back = judged(store, "computed", "loaded"), judged(store, "loaded", "computed")
+    assert [cause.cause for cause in verdict.causes] == ["tier_slower_than_recompute"], verdict.verdict
+    assert "the baseline loaded nothing and computed it" in statements(first(verdict))
+    even = next(evidence for evidence in first(verdict).evidence if evidence["unit"] == "bytes/s")
+    assert even["value"] == pytest.approx(KV_BYTES / COMPUTE_S, rel=0.05)
+    assert [(cause.cause, cause.ended) for cause in back.causes] == [("tier_slower_than_recompute", True)]
+
+
+def test_a_tier_that_pays_is_no_fault_of_whoever_has_none(tmp_path: Path) -> None:
+    """7.6 s a load in place of 12 s of computing: TTFT falls, no tier is blamed, and what it saved was not lost for reasons unseen."""
+    runs = [recomputing("computed", 9, tells=True), from_storage("loaded", 1, 0.0)]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdicts = judged(store, "computed", "loaded"), judged(store, "loaded", "computed")
+    for verdict in verdicts:
+        assert verdict.causes == []
+        assert "why it was lost" not in text(verdict)
+        assert max(verdict.attribution, key=lambda row: abs(row.mean_s)).cause == "own_prefill"
+
+
 # The offload tier reports a full hit and only adds time: LMCache/LMCache issue 1109
 
 LONG = 15_444

@@ -5,6 +5,7 @@ Numbers that a report does not tell are ours; each is jittered, so that nothing 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,68 @@ def test_two_images_past_the_knee_are_the_same(tmp_path: Path) -> None:
     assert (same.status, same.causes) == ("no_change", [])
     assert max(against_lighter.attribution, key=lambda row: row.mean_s).cause == "front_end"
     assert not {cause.cause for cause in against_lighter.causes} & CAPACITY
+
+
+def test_a_quarter_of_the_load_below_the_knee_tells_the_knee(tmp_path: Path) -> None:
+    """As many requests in four times the time waited 0.3 s: it is the load, past the knee, and the time lies before the engine."""
+    quarter, full = front_end_bound("quarter", 3, 0.3, num=100), front_end_bound("full", 1, 32.0)
+    with stored(tmp_path / "s.duckdb", [quarter, full]) as store:
+        up, down = judged(store, "quarter", "full"), judged(store, "full", "quarter")
+    assert [(cause.cause, cause.ended) for cause in up.causes] == [("load_step", False)]
+    assert "load_step (past the knee) owns 100 %" in up.verdict
+    told = next(e for e in up.causes[0].evidence if "the load is past the knee" in e["statement"])
+    assert told["value"] == pytest.approx(4.0, rel=0.05)
+    assert "before the engine" in told["statement"]
+    assert max(up.attribution, key=lambda row: row.mean_s).cause == "front_end"
+    assert "its seconds follow from load_step" in next(e["because"] for e in up.excluded if e["cause"] == "front_end")
+    assert [(cause.cause, cause.ended) for cause in down.causes] == [("load_step", True)]
+
+
+def test_twice_the_load_that_waits_in_proportion_is_not_past_the_knee(tmp_path: Path) -> None:
+    """Four times the load and 0.3 s -> 0.6 s before the engine: more of it, but no more than the load; the front end is named for itself."""
+    quarter, full = front_end_bound("quarter", 3, 0.3, num=100), front_end_bound("full", 1, 0.6)
+    with stored(tmp_path / "s.duckdb", [quarter, full]) as store:
+        verdict = judged(store, "quarter", "full")
+    assert [cause.cause for cause in verdict.causes] == ["front_end"]
+    assert "past the knee" not in render(verdict.to_dict(), width=10_000)
+
+
+def closed_loop(run_id: str, callers: int, seed: int, num: int = 800) -> Rows:
+    """Callers that send the next request when an answer comes: one front end takes 15 ms a request, then 1 s of engine."""
+    rng = np.random.default_rng(seed)
+    rows: Rows = {"request": [], "sample": [], "worker": []}
+    due, front_free = [k * 0.002 for k in range(callers)], 0.0
+    for i in range(num):
+        at = heapq.heappop(due)
+        front_free = max(at, front_free) + 0.015 * float(rng.uniform(0.9, 1.1))
+        prefill, decode = 0.1 * float(rng.uniform(0.9, 1.1)), 0.9 * float(rng.uniform(0.8, 1.2))
+        arrival, engine = T0_NS + round(at * 1e9), T0_NS + round(front_free * 1e9)
+        first, last = engine + round(prefill * 1e9), engine + round((prefill + decode) * 1e9)
+        heapq.heappush(due, front_free + prefill + decode + 0.001)
+        shared: dict[str, Any] = {"request_id": f"{run_id}-{i}", "state": "finished", "run_id": run_id}
+        shared |= {"first_token_ns": first, "last_token_ns": last, "end_ns": last, "at_ns": last}
+        shared |= {"prompt_tokens": 1000, "output_tokens": 50}
+        rows["request"].append({**shared, "vantage": "client", "arrival_ns": arrival})
+        phases = {"queue_s": 0.0, "prefill_s": prefill, "decode_s": decode, "cached_tokens": 0}
+        rows["request"].append({**shared, "vantage": "engine", "worker": "w0", "arrival_ns": engine, **phases})
+    return rows
+
+
+@pytest.mark.parametrize("sees", ["both sides", "client"])
+def test_more_callers_are_more_load_though_hardly_more_arrive(tmp_path: Path, sees: str) -> None:
+    """64 callers use the 67 requests/s that the front end can take; 256 get no more of it, and each waits three seconds longer."""
+    runs = [closed_loop("few", 64, 1), closed_loop("again", 64, 3), closed_loop("many", 256, 2, num=1200)]
+    if sees == "client":
+        runs = [{"request": [row for row in rows["request"] if row["vantage"] == "client"]} for rows in runs]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdict, same = judged(store, "few", "many"), judged(store, "few", "again")
+    assert [cause.cause for cause in verdict.causes] == ["load_step"], verdict.verdict
+    said = " / ".join(e["statement"] for e in verdict.causes[0].evidence)
+    assert "callers kept 256 requests in flight" in said
+    assert "64 in the baseline" in said
+    assert "the load is past the knee: at 4 times the load" in said
+    assert verdict.status == ("explained" if sees == "both sides" else "not_observable")
+    assert same.status == "no_change"
 
 
 # A control, caching on and everything is better: 0xBakeer/qwen38-flash-next-spark issue 9
