@@ -7,11 +7,17 @@ larger part of a look's cost, in CPU and in the database's memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from diagnosis.facts import Facts
 from diagnosis.loading.load import load
 from diagnosis.windows import Chosen, choose
+from engine_probe.errors import BadWindow
+from store.evidence.lineage import window_sql
 from store.interface import Store, Window
+
+MOST_REQUESTS: Final = 300_000
+"""More in one window are not looked at: the collector would be busy with the minute before for longer than a minute."""
 
 
 class SeenOnce:
@@ -22,9 +28,10 @@ class SeenOnce:
         self._chosen: dict[tuple[Window | None, Window, int], Chosen] = {}
 
     def load(self, store: Store, window: Window, name: str, vantage: str) -> Facts:
-        """As `diagnosis.loading.load.load`. Raises BadWindow."""
+        """As `diagnosis.loading.load.load`. Raises BadWindow, also where the window holds more than MOST_REQUESTS."""
         key = (window, vantage)
         if key not in self._facts:
+            _check_size(store, window, vantage)
             self._facts[key] = load(store, window, name, vantage)
         return replace(self._facts[key], name=name)
 
@@ -39,3 +46,15 @@ class SeenOnce:
         """The tick is over: let go of the rows."""
         self._facts.clear()
         self._chosen.clear()
+
+
+def _check_size(store: Store, window: Window, vantage: str) -> None:
+    condition, params = window_sql(window, "arrival_ns")
+    sql = f"SELECT count(*) AS n FROM request WHERE {condition} AND vantage = ?"
+    num_requests = store.query(sql, [*params, vantage]).column("n")[0].as_py()
+    if num_requests > MOST_REQUESTS:
+        raise BadWindow(
+            f"{num_requests:,} requests from {window}; a look for alerts takes at most {MOST_REQUESTS:,}: shorten the windows "
+            "(KVSCOPE_ALERTS__WINDOW_S, KVSCOPE_ALERTS__HOLD_S), or ask `kvscope diagnose`, which knows no limit",
+            requests=num_requests,
+        )

@@ -217,6 +217,20 @@ def test_a_tick_reads_each_window_once(watch: Watch, story: Windows, monkeypatch
     assert not seen._facts
 
 
+def test_a_window_of_too_many_requests_is_not_looked_at(
+    watch: Watch, story: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each check answers that it cannot tell, and says what to shorten; nothing is loaded."""
+    monkeypatch.setattr(seen_once, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(seen_once, "load", lambda *_: pytest.fail("loaded"))
+    window = Window(story.fault_ns, story.fault_ns + watch.half_ns)
+    checks: list[Check] = [ContradictionCheck(watch.store), LatencyCheck(watch.store, "ttft")]
+    for look in (check.look(window, None) for check in checks):
+        assert not look.can_tell
+        assert not look.conditions
+        assert "takes at most 10: shorten the windows (KVSCOPE_ALERTS__WINDOW_S" in (look.because or "")
+
+
 def test_what_every_check_saw_is_not_looked_at_again(watch: Watch) -> None:
     """No alert is held, and nothing came: the tick ends there. After a check that failed the window is looked at again."""
     looks: list[str] = []
