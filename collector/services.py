@@ -120,10 +120,10 @@ class Services:
                 self._sql = _sql_runner(self.settings.sql)
             runner = self._sql
         with audited(self.store, sql):
-            data = self.store.sql_data()
+            picture = self.store.sql_data  # taken once the statement's time runs
             if as_arrow:
-                return runner.run(sql, data=data, max_rows=max_rows, cancelled=cancelled).to_ipc()
-            return runner.run_json(sql, data, max_rows=max_rows, cancelled=cancelled)
+                return runner.run(sql, data=picture, max_rows=max_rows, cancelled=cancelled).to_ipc()
+            return runner.run_json(sql, picture, max_rows=max_rows, cancelled=cancelled)
 
     def keep_finding(self, finding: Mapping[str, Any]) -> int:
         """Keep a verdict in short, under the next number; answers with the number."""

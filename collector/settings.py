@@ -84,7 +84,9 @@ class SqlSettings(_Section):
     """Limits of SQL for people, which runs in a child process."""
 
     timeout_s: float = _f(30.0, "s", "a query is killed after so long", gt=0)
-    memory_bytes: int = _f(GIB, "bytes", "memory of the child process", ge=64 * MIB)
+    memory_bytes: int = _f(
+        GIB, "bytes", "memory of the child process; as much again for rows in no sealed file", ge=64 * MIB
+    )
     max_rows: int = _f(1_000_000, "rows", "most rows of an answer", ge=1)
     max_children: int = _f(2, "processes", "queries running at the same time; others get 429", ge=1)
 

@@ -40,6 +40,14 @@ _RESTORE = (
 )
 _AGAIN_S = 2
 _HOLDER = re.compile(r"held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
+_BEGINNINGS = {
+    "INTERRUPT Error": duckdb.InterruptException,
+    "Out of Memory Error": duckdb.OutOfMemoryException,
+    "FATAL Error": duckdb.FatalException,
+    "IO Error": duckdb.IOException,
+    "INTERNAL Error": duckdb.InternalException,
+    "Serialization Error": duckdb.SerializationException,
+}
 _BAD_ROWS = (
     duckdb.ConstraintException,
     duckdb.ConversionException,
@@ -56,7 +64,7 @@ def border(url: str, *, writing: bool = False) -> Iterator[None]:
     except KvscopeError:
         raise
     except (duckdb.Error, OSError) as error:
-        raise translate(error, url, writing=writing) from error
+        raise translate(_of_a_stream(error), url, writing=writing) from error
 
 
 def translate(error: BaseException, url: str, *, writing: bool = False) -> StoreError:
@@ -88,6 +96,15 @@ def translate(error: BaseException, url: str, *, writing: bool = False) -> Store
             f"The store {url} is damaged: {first_line}. {_RESTORE}", url=url, error=type(error).__name__
         )
     return StoreError(f"The store {url} failed: {first_line}", url=url, error=type(error).__name__)
+
+
+def _of_a_stream(error: Exception) -> Exception:
+    """DuckDB's exception itself, where rows were read as a stream: Arrow's interface makes an OSError of its text."""
+    if isinstance(error, OSError) and error.errno is None:
+        for beginning, kind in _BEGINNINGS.items():
+            if str(error).startswith(beginning):
+                return kind(str(error))
+    return error
 
 
 def is_short_of_memory(error: BaseException) -> bool:

@@ -16,14 +16,21 @@ _LONGEST_NAME: Final = 1000
 
 def contract_types(kind: str, table: pa.Table) -> pa.Table:
     """The table with the contract's Arrow types where a column is the contract's (DuckDB names list items its way)."""
-    schema = arrow_schema(kind)
-    for position, field in enumerate(table.schema):
-        wanted = schema.get_field_index(field.name)
-        if wanted >= 0 and field.type != schema.field(wanted).type:
-            table = table.set_column(
-                position, schema.field(wanted), table.column(position).cast(schema.field(wanted).type)
-            )
-    return table
+    return table.cast(_contract_schema(kind, table.schema))
+
+
+def contract_stream(kind: str, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """`contract_types` batch by batch."""
+    return reader.cast(_contract_schema(kind, reader.schema))
+
+
+def _contract_schema(kind: str, found: pa.Schema) -> pa.Schema:
+    """The schema found, with the contract's field wherever its type differs."""
+    fields = {field.name: field for field in arrow_schema(kind)}
+    return pa.schema(
+        [field if field.type == (wanted := fields.get(field.name, field)).type else wanted for field in found],
+        metadata=found.metadata,
+    )
 
 
 def check_batch(batch: Batch) -> None:

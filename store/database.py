@@ -19,6 +19,7 @@ import duckdb
 
 from engine_probe.errors import DiskFull, StoreBusy, StoreError, StoreMisuse
 from store.border import border, no_database, opening_error
+from store.deadline import Deadline
 from store.readers import Readers
 
 MEMORY: Final = ":memory:"
@@ -87,8 +88,10 @@ class Database:
         return cursor
 
     @contextmanager
-    def reading(self, *, in_background: bool = False, alone: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor for one read. Few run at once, so commits stay quick. Raises StoreBusy, OutOfMemory: see `Readers.read`."""
+    def reading(
+        self, *, in_background: bool = False, alone: bool = False, deadline: Deadline | None = None
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor for one read. Few run at once, so commits stay quick. Raises what `Readers.read` does."""
         owner = None
 
         def take() -> duckdb.DuckDBPyConnection:
@@ -106,7 +109,8 @@ class Database:
             else:  # after an error it may still hold what it was at
                 cursor.close()
 
-        with self.readers.read(take, give, in_background=in_background, alone=alone) as cursor, border(self.url):
+        read = self.readers.read(take, give, in_background=in_background, alone=alone, deadline=deadline)
+        with read as cursor, border(self.url):
             yield cursor
 
     @property

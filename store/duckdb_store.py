@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -24,6 +24,7 @@ from store.books import Books
 from store.border import border
 from store.conform import check_batch, contract_types
 from store.database import Database
+from store.deadline import Deadline
 from store.interface import Batch, Problem, Receipt, SourceInfo, StoreStats, Window
 from store.migrate import Migration, load, migrate, pending
 from store.queue import Append, WriteQueue
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REVIVAL_S = 0.2
+_STREAM_ROWS: Final = 64 * 1024
+"""Rows of a batch of a stream: a few megabytes, and some ten milliseconds between two looks at its deadline."""
 
 
 class DuckDBStore:
@@ -122,20 +125,21 @@ class DuckDBStore:
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> pa.Table:
         """Our own SQL over tables and views. See `Store.query`. What finds no memory is tried again with no read beside it."""
-        try:
-            return self._query(sql, params)
-        except StoreError as error:
-            if error.facts.get("error") != "FatalException":
-                raise
-            # The writer's checkpoint failed and took DuckDB's instance down; the writer opens the file again.
-            time.sleep(_REVIVAL_S)
-            return self._query(sql, params)
+        return _again(lambda alone: self._read(sql, params, alone=alone))
 
-    def _query(self, sql: str, params: Sequence[Any]) -> pa.Table:
-        try:
-            return self._read(sql, params, alone=False)
-        except OutOfMemory:  # beside others, or sent out by a commit
-            return self._read(sql, params, alone=True)
+    def stream(self, sql: str, into: Callable[[pa.RecordBatchReader], T], deadline: Deadline) -> T:
+        """As `query` without values, but `into` takes the answer in batches while it is read, and may have to once more, from its start.
+
+        Raises StoreBusy where no reader is free in time, Late where the deadline passes (the query is interrupted).
+        """
+
+        def once(alone: bool) -> T:
+            reading = self._database.reading(in_background=self._in_background, alone=alone, deadline=deadline)
+            # An answer that was not read to its end would hold the cursor's transaction, so the reader is closed.
+            with reading as cursor, cursor.sql(sql).to_arrow_reader(_STREAM_ROWS) as reader:
+                return into(reader)
+
+        return _again(once)
 
     def _read(self, sql: str, params: Sequence[Any], *, alone: bool) -> pa.Table:
         with self._database.reading(in_background=self._in_background, alone=alone) as cursor:
@@ -218,14 +222,15 @@ class DuckDBStore:
         path = self._database.path
         return None if path is None else path.with_name(f"{path.stem}.parquet")
 
-    def sql_data(self, *, direct: bool = False) -> SqlData:
+    def sql_data(self, deadline: Deadline | None = None, *, direct: bool = False) -> SqlData:
         """What SQL for people may read: sealed files, the rows that are in no file, the views; one consistent picture.
 
-        `direct`: name the database file in place of the rows, for a child that opens it once this store is closed.
+        deadline   until when it may be waited for; Late past it
+        direct     name the database file in place of the rows, for a child that opens it once this store is closed
         """
         from store.sql_data import sql_data
 
-        return sql_data(self, direct=direct)
+        return sql_data(self, deadline, direct=direct)
 
     @property
     def path(self) -> Path | None:
@@ -236,9 +241,9 @@ class DuckDBStore:
         """The store's clock."""
         return self._clock()
 
-    def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
-        """A cursor for one longer read, behind the same semaphore as every other read."""
-        return self._database.reading(in_background=self._in_background)
+    def reading(self, deadline: Deadline | None = None) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """A cursor for one longer read, behind the same semaphore as every other read; see `Readers.read`."""
+        return self._database.reading(in_background=self._in_background, deadline=deadline)
 
     def fence(self, instant_ns: int) -> None:
         """From now on rows get a `received_ns` above `instant_ns`, and those at or below it are all committed."""
@@ -294,3 +299,22 @@ class DuckDBStore:
                 )
         finally:
             cursor.close()
+
+
+def _again(read: Callable[[bool], T]) -> T:
+    """What `read(alone)` answers, tried again where it found no memory, or the store was opened again under it."""
+
+    def once() -> T:
+        try:
+            return read(False)
+        except OutOfMemory:  # beside others, or sent out by a commit
+            return read(True)
+
+    try:
+        return once()
+    except StoreError as error:
+        if error.facts.get("error") != "FatalException":
+            raise
+        # The writer's checkpoint failed and took DuckDB's instance down; the writer opens the file again.
+        time.sleep(_REVIVAL_S)
+        return once()

@@ -2,6 +2,7 @@
 
 Idea: reads and commits share DuckDB's memory. Sorted rows spill to disk; what aggregates and windows hold does not, and a read may
 hold it for seconds. A commit that finds none sends readers out, those that nobody waits for first, and is tried again.
+A read that somebody waits for until a deadline is interrupted when that passes, or when they gave up.
 Invariant: nobody comes in while the door is shut to them; who was sent out learns why, and not that somebody stopped it.
 """
 
@@ -11,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import BoundedSemaphore, Condition
+from threading import BoundedSemaphore, Condition, Event, Thread
 from typing import Final
 
 import duckdb
 
 from engine_probe.errors import OutOfMemory, QueryKilled, StoreBusy
+from store.deadline import Deadline, Late, attempt
 
 Cursor = duckdb.DuckDBPyConnection
 
@@ -50,26 +52,37 @@ class Readers:
 
     @contextmanager
     def read(
-        self, take: Callable[[], Cursor], give: Callable[[Cursor, bool], None], *, in_background: bool, alone: bool
+        self,
+        take: Callable[[], Cursor],
+        give: Callable[[Cursor, bool], None],
+        *,
+        in_background: bool,
+        alone: bool,
+        deadline: Deadline | None = None,
     ) -> Iterator[Cursor]:
         """One read on the cursor that `take` gives and `give` gets back, with whether the read ended well; both under `guard`.
 
-        alone   beside no other read; the others wait meanwhile
-        Raises StoreBusy where its turn does not come, OutOfMemory where it was sent out for a reason.
+        alone      beside no other read; the others wait meanwhile
+        deadline   until when it may wait for its turn, and read
+        Raises StoreBusy where its turn does not come, OutOfMemory where it was sent out for a reason, Late.
         """
-        until = time.monotonic() + self.wait_s
-        if not self._slots.acquire(timeout=self.wait_s):
-            raise self._no_turn()
+        since = time.monotonic()
+        until = since + self.wait_s
+        if not attempt(lambda wait_s: self._slots.acquire(timeout=wait_s), until, deadline):
+            raise self._no_turn(since)
         try:
             with self.guard:
-                self._come_in(until, in_background=in_background, alone=alone)
+                self._come_in(since, until, deadline, in_background=in_background, alone=alone)
                 read = Read(take(), in_background, alone)
                 self.inside.append(read)
             ended_well = False
             try:
-                yield read.cursor
+                with self._watched(read, deadline):
+                    yield read.cursor
                 ended_well = True
             except QueryKilled as error:
+                if deadline is not None and deadline.is_over:
+                    raise Late from error
                 if read.why_out is None:
                     raise
                 raise OutOfMemory(read.why_out, url=self.url, retry_after_s=_RETRY_AFTER_S) from error
@@ -107,7 +120,31 @@ class Readers:
                 self._shut.remove(only_background)
                 self.guard.notify_all()
 
-    def _come_in(self, until: float, *, in_background: bool, alone: bool) -> None:
+    @contextmanager
+    def _watched(self, read: Read, deadline: Deadline | None) -> Iterator[None]:
+        """Meanwhile somebody looks at the deadline, and interrupts the read once it is over."""
+        if deadline is None:
+            yield
+            return
+        ended = Event()
+
+        def watch() -> None:
+            while not ended.wait(deadline.step_s or _AGAIN_S):
+                with self.guard:
+                    if deadline.is_over and read in self.inside:  # else its cursor may be another's
+                        read.cursor.interrupt()
+
+        watcher = Thread(target=watch, name="read-deadline", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _come_in(
+        self, since: float, until: float, deadline: Deadline | None, *, in_background: bool, alone: bool
+    ) -> None:
         """Wait until the door is open, and nobody wants to be alone, or is."""
 
         def may() -> bool:
@@ -117,8 +154,8 @@ class Readers:
 
         self._wait_alone += alone
         try:
-            if not self.guard.wait_for(may, timeout=max(0.0, until - time.monotonic())):
-                raise self._no_turn()
+            if not attempt(lambda wait_s: self.guard.wait_for(may, timeout=wait_s), until, deadline):
+                raise self._no_turn(since)
         finally:
             self._wait_alone -= alone
             self.guard.notify_all()
@@ -126,9 +163,9 @@ class Readers:
     def _meant(self, only_background: bool) -> list[Read]:
         return [read for read in self.inside if read.in_background or not only_background]
 
-    def _no_turn(self) -> StoreBusy:
+    def _no_turn(self, since: float) -> StoreBusy:
         return StoreBusy(
-            f"All readers of {self.url} were busy for {self.wait_s:g} s. Ask for a smaller window, or again later.",
+            f"All readers of {self.url} were busy for {round(time.monotonic() - since, 1):g} s. Ask for a smaller window, or again later.",
             url=self.url,
             retry_after_s=_RETRY_AFTER_S,
         )

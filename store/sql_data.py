@@ -6,13 +6,14 @@ snapshot as the list of files, and rows that come later are always above the mar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from engine_probe.events import KINDS
-from store.conform import contract_types
+from store.conform import contract_stream, contract_types
+from store.deadline import Deadline
 from store.sandbox.sandbox import SqlData
 from store.upkeep.seal import sealed_files
 from store.views import views
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from store.duckdb_store import DuckDBStore
 
 
-def sql_data(store: DuckDBStore, *, direct: bool) -> SqlData:
+def sql_data(store: DuckDBStore, deadline: Deadline | None, *, direct: bool) -> SqlData:
     """See `DuckDBStore.sql_data`."""
     folder = store.parquet_dir
-    with store.reading() as cursor:
+    with store.reading(deadline) as cursor:
         cursor.execute("BEGIN")
         files = sealed_files(cursor, folder) if folder is not None else {}
         marks = cursor.execute("SELECT kind, sealed_through_ns FROM kind_state").fetchall()
@@ -47,15 +48,28 @@ class HotRows(Mapping[str, pa.Table]):
         self._store, self._sealed = store, sealed_through_ns
 
     def __getitem__(self, kind: str) -> pa.Table:
-        return self.select(kind, None)
+        return contract_types(kind, self._store.query(self._text(kind, None)))
 
-    def select(self, kind: str, columns: Sequence[str] | None) -> pa.Table:
-        """The rows of a kind with some of its columns, None for all."""
+    def __contains__(self, kind: object) -> bool:
+        return kind in KINDS  # a Mapping's own would fetch the rows
+
+    def stream(
+        self,
+        kind: str,
+        columns: Sequence[str] | None,
+        into: Callable[[pa.RecordBatchReader], None],
+        deadline: Deadline,
+    ) -> None:
+        """See `sandbox.hot.Streams`."""
+        text = self._text(kind, columns)
+        self._store.stream(text, lambda reader: into(contract_stream(kind, reader)), deadline)
+
+    def _text(self, kind: str, columns: Sequence[str] | None) -> str:
         if kind not in KINDS:
             raise KeyError(kind)
         some = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
-        sql = f'SELECT {some} FROM "{kind}" WHERE received_ns > ?'
-        return contract_types(kind, self._store.query(sql, [self._sealed.get(kind, -(2**63) + 1)]))
+        sealed = f" WHERE received_ns > {self._sealed[kind]}" if kind in self._sealed else ""
+        return f'SELECT {some} FROM "{kind}"{sealed}'
 
     def __iter__(self) -> Iterator[str]:
         return iter(KINDS)

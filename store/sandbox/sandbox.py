@@ -2,7 +2,7 @@
 
 Idea: DuckDB's safety settings are global to an instance, an interrupt can come seconds late and memory can exceed its
 limit, so a person's text never runs in the collector. A child gets the sealed Parquet folder (read only), the hot rows
-that the statement names (through shared memory), and answers with Arrow over a socket. It is killed at its deadline.
+that the statement names (through shared memory, in batches), and answers with Arrow over a socket. It is killed at its deadline.
 
 Invariant: whatever the statement does, the parent gets a result or one error of ours, within the time limit and a grace
 of about a second, and no process, file descriptor or temporary file of the child is left behind.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine_probe.errors import StoreBusy, StoreError
 from store.sandbox.process import Child
 from store.sandbox.talk import Conversation
-from store.sandbox.terms import MIB, SqlData, SqlLimits, SqlResult
+from store.sandbox.terms import MIB, Picture, SqlData, SqlLimits, SqlResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,12 +80,12 @@ class SqlRunner:
         parquet_dir: Path | None = None,
         hot: Mapping[str, pa.Table] | None = None,
         max_rows: int | None = None,
-        data: SqlData | None = None,
+        data: Picture | None = None,
         cancelled: threading.Event | None = None,
     ) -> SqlResult:
         """Run one statement over `data` (or, in short, over `parquet_dir` and `hot`).
 
-        Raises QueryRefused (not allowed, or DuckDB cannot answer it), QueryKilled (time, memory, or `cancelled` was
+        Raises QueryRefused (not allowed, DuckDB cannot answer it, or too many hot rows), QueryKilled (time, memory, or `cancelled` was
         set), StoreBusy (all children are taken, or another process holds the database).
         """
         data = data or SqlData(parquet_dir=parquet_dir, hot={} if hot is None else hot)
@@ -93,7 +93,7 @@ class SqlRunner:
             return conversation.arrow(sql, data, self._rows(max_rows))
 
     def run_json(
-        self, sql: str, data: SqlData, *, max_rows: int | None = None, cancelled: threading.Event | None = None
+        self, sql: str, data: Picture, *, max_rows: int | None = None, cancelled: threading.Event | None = None
     ) -> bytes:
         """As `run`, answered as the text of the JSON document {"columns", "rows", "truncated"}.
 

@@ -6,13 +6,10 @@ frames have a limit, Arrow is validated, JSON is passed on unread.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from engine_probe.errors import QueryKilled, QueryRefused, StoreBusy, StoreError
+from store.deadline import Late
 from store.sandbox import wire
+from store.sandbox.hot import shared
 from store.sandbox.process import Child
-from store.sandbox.terms import MIB, SqlData, SqlLimits, SqlResult
+from store.sandbox.terms import MIB, Picture, SqlData, SqlLimits, SqlResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +42,7 @@ class Conversation:
         self._deadline = time.monotonic() + START_S
         self._waiter = wire.Waiter(self._deadline, cancelled)
 
-    def arrow(self, sql: str, data: SqlData, max_rows: int) -> SqlResult:
+    def arrow(self, sql: str, data: Picture, max_rows: int) -> SqlResult:
         """Rows as Arrow. They come from a process that a person's text may have broken: each batch is validated."""
         import pyarrow as pa
 
@@ -59,7 +58,7 @@ class Conversation:
         table = pa.Table.from_batches(batches)
         return SqlResult(columns, table, bool(end["truncated"]), float(end["elapsed_s"]), walls)
 
-    def json(self, sql: str, data: SqlData, max_rows: int) -> bytes:
+    def json(self, sql: str, data: Picture, max_rows: int) -> bytes:
         """Rows as JSON text, which nobody here looks into."""
         parts: list[memoryview] = []
         columns, _, end = self._hold(sql, data, max_rows, "json", parts.append)
@@ -68,21 +67,22 @@ class Conversation:
         return head + b",".join(part for part in parts if part) + tail
 
     def _hold(
-        self, sql: str, data: SqlData, max_rows: int, form: str, take: Callable[[memoryview], None]
+        self, sql: str, data: Picture, max_rows: int, form: str, take: Callable[[memoryview], None]
     ) -> tuple[list[dict[str, str]], tuple[str, ...], dict[str, Any]]:
         """Columns, walls, and how it ended. Raises QueryRefused, QueryKilled, StoreBusy, StoreError."""
         sock = self._child.socket
         sock.settimeout(self._limits.timeout_s)
         try:
             self._await_start()
-            job = self._job(sql, data) | {"max_rows": max_rows, "form": form}
+            seen = data if isinstance(data, SqlData) else data(self._waiter)
+            job = self._job(sql, seen) | {"max_rows": max_rows, "form": form}
             wire.send(sock, wire.JOB, json.dumps(job).encode())
             needs = json.loads(bytes(self._expect(wire.NEEDS, MIB)))
-            with _shared(data.hot, needs["kinds"]) as (layout, fds):
+            with shared(seen.hot, needs["kinds"], self._limits.memory_bytes, self._waiter) as (layout, fds):
                 wire.send(sock, wire.HOT, json.dumps(layout).encode(), fds)
             columns = json.loads(bytes(self._expect(wire.COLUMNS, 16 * MIB)))
             end = self._take_rows(take)
-        except wire.Late:
+        except Late:
             raise self._too_late() from None
         except (wire.Gone, wire.TooLong, ValueError) as error:
             raise self._died(error) from error
@@ -92,7 +92,7 @@ class Conversation:
         """The statement's time begins when the child is up. Raises StoreBusy where it does not come up."""
         try:
             self._expect(wire.READY, 0)
-        except wire.Late:
+        except Late:
             if self._cancelled is not None and self._cancelled.is_set():
                 raise
             raise StoreBusy(
@@ -216,44 +216,3 @@ def _files(parquet_dir: Path | None, files: Mapping[str, Sequence[Path]] | None)
     for folder in sorted(parquet_dir.glob("kind=*")):
         found[folder.name.removeprefix("kind=")] = sorted(str(path) for path in folder.glob("**/*.parquet"))
     return found
-
-
-@contextlib.contextmanager
-def _shared(hot: Mapping[str, pa.Table], kinds: Mapping[str, Sequence[str] | None]) -> Any:
-    """Hot rows of `kinds` as Arrow IPC in memory that the child can map: (kind -> (offset, size), descriptors).
-
-    kinds   kind -> the columns that are needed, None for all
-    """
-    import pyarrow as pa
-
-    layout: dict[str, tuple[int, int]] = {}
-    wanted = [kind for kind in kinds if kind in hot]
-    if not wanted:
-        yield layout, []
-        return
-    with _memory_file() as file:
-        for kind in wanted:
-            start = file.seek(0, os.SEEK_END)
-            start += -start % 64  # Arrow's alignment holds only where the stream starts aligned
-            file.seek(start)
-            table = _select(hot, kind, kinds[kind])
-            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), table.schema) as writer:
-                writer.write_table(table)
-            layout[kind] = (start, file.tell() - start)
-        file.flush()
-        yield layout, [file.fileno()]
-
-
-def _select(hot: Mapping[str, pa.Table], kind: str, columns: Sequence[str] | None) -> pa.Table:
-    select = getattr(hot, "select", None)
-    if select is not None:
-        return select(kind, columns)
-    table = hot[kind]
-    return table if columns is None else table.select([name for name in columns if name in table.column_names])
-
-
-def _memory_file() -> Any:
-    """A file without a name: shared memory where the system has it, else an unlinked temporary file."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("kvscope-sql-hot", os.MFD_CLOEXEC), "w+b")
-    return tempfile.TemporaryFile()

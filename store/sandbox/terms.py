@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from store.deadline import Deadline
 
 MIB: Final = 1024 * 1024
 
@@ -19,7 +21,7 @@ class SqlLimits:
     """What one statement may use.
 
     timeout_s          wall seconds from the hand-over to the last row, then the child is killed
-    memory_bytes       memory of the query beyond that of an idle child (about 150 MiB)
+    memory_bytes       memory of the query beyond that of an idle child (about 150 MiB); as much again for hot rows
     max_rows           rows of a result; more are left out and `truncated` says so
     max_result_bytes   Arrow bytes of a result, likewise
     threads            DuckDB threads of one child
@@ -87,7 +89,7 @@ class SqlData:
     parquet_dir         folder that holds every one of `files`; only reading below it is possible
     files               kind -> sealed Parquet files; None: every `kind=*/**/*.parquet` below `parquet_dir`
     hot                 kind -> rows that are in no file; looked up only for the kinds that the statement names, and
-                        only for the columns that it names where there is a method `select(kind, columns)`
+                        only for the columns that it names, in batches, where it is a `hot.Streams`
     database            DuckDB file that the child attaches read-only (direct mode: no process has it open for writing)
     sealed_through_ns   with `database`: kind -> rows received up to this instant are in `files` and left out there
     views               (name, SELECT text[, what a row is]) of the store's own views over the kinds, in order of need
@@ -99,3 +101,7 @@ class SqlData:
     database: Path | None = None
     sealed_through_ns: Mapping[str, int] = field(default_factory=dict)
     views: Sequence[tuple[str, ...]] = ()
+
+
+Picture: TypeAlias = "SqlData | Callable[[Deadline], SqlData]"
+"""What a statement may read, or how it is taken once the statement's time has begun."""

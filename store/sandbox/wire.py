@@ -9,8 +9,9 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
 from typing import Final
+
+from store.deadline import Deadline
 
 READY, JOB, NEEDS, HOT, COLUMNS, BATCH, END, ERROR = b"R", b"J", b"N", b"H", b"C", b"B", b"E", b"X"
 
@@ -23,10 +24,6 @@ class TooLong(Exception):
 
 class Gone(Exception):
     """The other side closed the connection."""
-
-
-class Late(Exception):
-    """The deadline passed, or the caller gave up, while waiting."""
 
 
 def send(sock: socket.socket, kind: bytes, body: bytes | memoryview = b"", fds: list[int] | None = None) -> None:
@@ -84,21 +81,14 @@ def _exactly(sock: socket.socket, length: int, waiter: Waiter | None) -> memoryv
     return body
 
 
-class Waiter:
+class Waiter(Deadline):
     """Waits for a socket until a deadline, looking up now and then whether the caller gave up."""
-
-    def __init__(self, deadline: float, cancelled: object = None) -> None:
-        """`deadline` on time.monotonic(); `cancelled` a threading.Event or None."""
-        self.deadline = deadline
-        self._is_cancelled = getattr(cancelled, "is_set", None)
 
     def wait(self, sock: socket.socket) -> None:
         """Return when something can be read. Raises Late."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while True:
-            remaining = self.deadline - time.monotonic()
-            if remaining <= 0 or (self._is_cancelled and self._is_cancelled()):
-                raise Late
-            if poll.poll(max(1, min(remaining, 0.2 if self._is_cancelled else remaining) * 1000)):
+            self.check()
+            if poll.poll(max(1, self.step_s * 1000)):
                 return

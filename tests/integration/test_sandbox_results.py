@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from engine_probe.errors import QueryRefused, StoreBusy
 from engine_probe.events import KINDS
 from engine_probe.schema import arrow_schema, table_from_rows
+from store.deadline import Deadline
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch, BatchId
 from store.open import open_store
@@ -110,9 +111,9 @@ def test_only_what_the_statement_reads_is_handed_over(runner: SqlRunner, store: 
         def __contains__(self, kind: object) -> bool:
             return True
 
-        def select(self, kind: str, columns: Sequence[str] | None) -> pa.Table:
+        def stream(self, kind: str, columns: Sequence[str] | None, into: Callable[..., None], until: Deadline) -> None:
             asked.append((kind, columns))
-            return store.sql_data().hot.select(kind, columns)  # type: ignore[attr-defined]
+            store.sql_data().hot.stream(kind, columns, into, until)  # type: ignore[attr-defined]
 
     data = store.sql_data()
     watched = SqlData(parquet_dir=data.parquet_dir, files=data.files, hot=Watched(), views=data.views)

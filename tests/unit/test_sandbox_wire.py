@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from store.deadline import Late
 from store.sandbox import wire
 
 Pair = tuple[socket.socket, socket.socket]
@@ -79,7 +80,7 @@ def test_a_closed_connection_is_gone_at_any_place(pair: Pair, sent: bytes) -> No
 def test_silence_ends_at_the_deadline(pair: Pair) -> None:
     """A frame whose rest never comes does not keep the parent."""
     pair[1].sendall(struct.pack("=cQ", b"B", 10) + b"half")
-    with pytest.raises(wire.Late):
+    with pytest.raises(Late):
         wire.receive(pair[0], 1000, wire.Waiter(time.monotonic() + 0.05))
 
 
@@ -87,7 +88,7 @@ def test_a_caller_who_gives_up_is_heard(pair: Pair) -> None:
     """Long before the deadline, when the event is set."""
     cancelled = threading.Event()
     cancelled.set()
-    with pytest.raises(wire.Late):
+    with pytest.raises(Late):
         wire.receive(pair[0], 1000, wire.Waiter(time.monotonic() + 3600, cancelled))
 
 
