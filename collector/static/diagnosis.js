@@ -165,7 +165,7 @@ function causeBox(cause, verdict) {
     one.request_ids?.length ? el("span", { class: "soft" }, " for example ", one.request_ids.slice(0, 3).flatMap((id, index) => [index ? ", " : "", request(id)])) : null,
     one.sql ? el("details", {}, el("summary", {}, "the query"), el("pre", {}, one.sql), el("a", { href: `/sql?sql=${encodeURIComponent(one.sql)}` }, "open in the console")) : null));
   return el("article", {},
-    el("h3", {}, el("code", {}, cause.cause), " ", el("span", { class: `word ${cause.confidence_word === "high" ? "good" : "warn"}` }, `${cause.confidence_word} confidence, ${three(cause.confidence)}`)),
+    el("h3", {}, el("a", { href: `/runbooks/${cause.cause}`, title: "what it is, what refutes it, what to do" }, el("code", {}, cause.cause)), " ", el("span", { class: `word ${cause.confidence_word === "high" ? "good" : "warn"}` }, `${cause.confidence_word} confidence, ${three(cause.confidence)}`)),
     el("p", {}, cause.summary),
     facts([
       ["owns", cause.share_p99 === null ? null : `${percent(cause.share_p99)} of the change (${signed(cause.p99_s)})`],
