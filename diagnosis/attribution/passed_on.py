@@ -6,7 +6,8 @@ it: of a probe that owns 26 % of a P99 by its own seconds, 100 % goes when it is
 
 Whoever limits what a step takes in (seats, a token budget), fills it, or sends requests elsewhere reshapes the steps for all: some wait
 longer and others less, and what it did is the sum of both. So is what a fuller batch costs: the line between a sequence's own decoding and
-what others add to it is a fit, and what one row has too much the other has too little.
+what others add to it is a fit, and what one row has too much the other has too little. And who gives up and asks again waits less in the attempt
+that is served than one who would have stayed: that is part of what asking again did.
 
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
 where it has LEADS of them or more; where nobody has, they stay unexplained.
@@ -49,6 +50,10 @@ SENDS_ELSEWHERE = frozenset(
     )
 )
 """Rows of those who decide where requests go, or how full batches are; what got shorter is theirs where hardly anybody else is named."""
+GIVES_UP = frozenset(("client_retries",))
+"""Rows of those who end a wait that is long: the attempt that is served waits no longer than they bear."""
+UNSEEN = "ttft_unobserved"
+"""Queues and own work that nobody sees: what got shorter of them is theirs, where hardly anybody else is named; what grew may be anybody's."""
 OWN_WORK = ("own_prefill", "own_decode")
 """They follow too where requests are of the same kind: the same prompt and answer take longer in steps that they share with more."""
 LEADS = 0.5
@@ -84,9 +89,14 @@ def follows(
     alone = fills[leader] >= ALONE * sum(fills.values())
     if reshapes := bool((RESHAPES | SENDS_ELSEWHERE if alone else RESHAPES).intersection(rows_of[leader])):
         wanted.add("slow_steps")
-    found = [
-        row.name
-        for row in rows
-        if row.name in wanted - set(taken) and (reshapes or sign * (row.mean_s if by_mean else row.quantile_s) > 0)
-    ]
+    shortened: set[str] = set()
+    if alone and GIVES_UP.intersection(rows_of[leader]):
+        shortened = {*QUEUES, UNSEEN} if same_kind else set(QUEUES)
+    found = []
+    for row in rows:
+        toward = sign * (row.mean_s if by_mean else row.quantile_s)
+        if row.name in taken:
+            continue
+        if (row.name in wanted and (reshapes or toward > 0)) or (row.name in shortened and toward < 0):
+            found.append(row.name)
     return (leader, found) if found else None

@@ -202,8 +202,10 @@ def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case
     more = sum(known[row].mean_s if judged.by_mean else known[row].quantile_s for row in rows)
     words = listing([ROWS[row] for row in rows])
     largest = max(rows, key=lambda row: abs(known[row].mean_s))
+    with_it = {each.cause.name: each.seconds for each in kept}[name] * more >= 0
+    how = "of it followed from this, for no more requests came" if with_it else "less were waited because of this"
     said = Evidence(
-        f"{in_seconds(abs(more))} of it followed from this, for no more requests came: {words}",
+        f"{in_seconds(abs(more))} {how}: {words}",
         more,
         "s",
         request_ids=case.worst_requests(largest),

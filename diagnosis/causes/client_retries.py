@@ -15,7 +15,9 @@ def client_retries(case: Case) -> Claim | Excluded | None:
     """Callers gave up early and asked again: what the attempts before had waited is lost, and their work was thrown away.
 
     Why: a timeout below the TTFT of busy moments turns a slow answer into several requests. Each is prefilled, aborted and comes back,
-    so load rises just when there is no room for it. A caller waits for all its attempts; the engine sees each alone.
+    so load rises just when there is no room for it. A caller waits for all its attempts; the engine sees each alone. Where callers alone
+    tell, an attempt has no instant of its own: what counts is the wait beyond that of others who were answered at that time and asked
+    once, and of k + 1 attempts k parts of it at most. Spans of an engine show attempts as requests of their own, and nobody's wait.
 
     Refuted by: as few retries as in the baseline; attempts whose engine times are as long as the caller's.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from diagnosis.facts import F64, I64, Bool, Facts
 from diagnosis.ledger import timeline as timelines
-from diagnosis.ledger.offset import attempts_before
+from diagnosis.ledger.attempts import attempts_before
 from diagnosis.ledger.overheads import lookup_parts
 from diagnosis.ledger.rows import HANDOVER, HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.ledger.spent import Context, own_work, token_s
@@ -182,9 +182,11 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     slow = context.model.slow_share(suspect=context.suspect)
     queue, prefill, left_queue_s = _queue_and_prefill(facts, at_least)
     seen = np.isfinite(queue) & np.isfinite(prefill)
+    retried = attempts_before(facts, ttft)
     unseen = Sheet(sheet.n)
-    unseen.add("ttft_unobserved", np.where(seen, 0.0, ttft * (1.0 - slow)))
-    unseen.add("slow_steps", np.where(seen, 0.0, ttft * slow))
+    served = unseen.carve(np.where(seen, 0.0, ttft), "client_retries", retried)
+    unseen.add("ttft_unobserved", served * (1.0 - slow))
+    unseen.add("slow_steps", served * slow)
     sheet.join(unseen, context.model.spell_shares(r.arrival_s + ttft / 2, suspect=context.suspect))
     queue, prefill = np.where(seen, queue, 0.0), np.where(seen, prefill, 0.0)
     # durations of another vantage may exceed this one's TTFT by clock dust: never give away more than there is
@@ -209,16 +211,16 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     rest = sheet.carve(rest, "cache_lock_contention", locked)
     rest = sheet.carve(rest, "eviction_overhead", r.get("alloc_s"))
     rest = sheet.carve(rest, "tier_load", r.get("kv_load_s"))
-    retried = attempts_before(facts)
     rest = sheet.carve(rest, "client_retries", retried)
     if context.pair.offset_s is not None:
         rest = sheet.carve(rest, "fixed_offset", context.pair.offset_s)
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
+    between = np.minimum(retried, known_or_0(r.get("network_s")))
     if facts.handover is not None:  # between caller and prefill worker lies the hand-over too
-        retried = retried + np.where(
+        between = between + np.where(
             facts.handover.before_first, timelines.sum_of(facts.handover.parts.values(), len(r)), 0.0
         )
-    engine_front = np.maximum(engine_front - retried, 0.0)
+    engine_front = np.maximum(engine_front - between, 0.0)
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)
 

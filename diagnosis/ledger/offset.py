@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from diagnosis.facts import F64, Bool, Facts
+from diagnosis.ledger.attempts import attempts_before
 
 LEAST_S: Final = 0.005
 """An offset below this is scatter."""
@@ -80,16 +81,4 @@ def residual_s(facts: Facts) -> F64:
         left = left - r.get(name)
     for name in ("cache_lookup_s", "alloc_s", "kv_load_s", "kv_transfer_s", "handover_s", "frontend_s", "tokenize_s"):
         left = left - np.nan_to_num(r.get(name))
-    return left - attempts_before(facts)
-
-
-def attempts_before(facts: Facts) -> F64:
-    """Seconds between caller and engine beyond the usual, of requests that were asked again: the attempts before the last, [n].
-
-    Who waits for all attempts is the caller; the engine's row is that of the one that was served.
-    """
-    r = facts.requests
-    between, again = r.get("network_s"), r.get("retry_count") > 0
-    once = between[np.isfinite(between) & ~again]
-    usual = float(np.median(once)) if len(once) else 0.0
-    return np.where(again & np.isfinite(between), np.maximum(between - usual, 0.0), 0.0)
+    return left - attempts_before(facts, r.first_token_s - r.arrival_s)

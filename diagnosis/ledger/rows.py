@@ -27,7 +27,8 @@ A request whose first token never came is split like any other, up to its end: g
 up after it was scheduled it prefilled (11, 12). Where the windows were reweighted to a common mix, what that took away from
 the raw change stands beside these rows in `length_shift` (prompts or answers moved) or `mix_shift` (workloads or tenants).
 Tokens that the baseline's hit rate would have found cached, lost for a reason that no block event tells, stand in
-`reuse_lost`. An answer that came at once stands in `answer_unobserved`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row: unknown is not guessed.
+`reuse_lost`. An answer that came at once stands in `answer_unobserved`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row, less what callers
+tell of attempts that were given up: unknown is not guessed.
 """
 
 from __future__ import annotations

@@ -62,6 +62,22 @@ def test_who_reshapes_the_steps_owns_what_got_shorter_too() -> None:
     assert found == ("chunk_budget", ["own_prefill", "queue_load", "slow_steps"])
 
 
+@pytest.mark.parametrize(
+    ("second", "same_kind", "mine"),
+    [(0.0, True, ["queue_load", "ttft_unobserved"]), (0.0, False, ["queue_load"]), (0.4, True, [])],
+)
+def test_who_gives_up_owns_what_the_served_attempt_waits_less(second: float, same_kind: bool, mine: list[str]) -> None:
+    """Attempts before cost 1 s and the one that is served waits 0.2 s less, in the queue or unseen; what grew unseen is nobody's.
+
+    Unseen seconds hold own work too, so they follow among requests of one kind alone; beside a second cause with 29 % none does.
+    """
+    told = rows(client_retries=1.0, slow_steps=second, queue_load=-0.1, ttft_unobserved=-0.1)
+    owned = {"client_retries": 1.0} | ({"slow_steps": second} if second else {})
+    found = followed(owned, told, same_kind=same_kind)
+    assert found == (("client_retries", mine) if mine else None)
+    assert followed(owned, rows(client_retries=1.0, ttft_unobserved=0.1), same_kind=same_kind) is None
+
+
 def test_what_is_over_takes_its_queue_along() -> None:
     """Latency fell by 10 ms when slow steps ended, and the queue by 20 ms; what rose meanwhile stays."""
     told = rows(slow_steps=-0.01, queue_load=-0.02, shared_prefill=0.001)

@@ -66,6 +66,15 @@ def test_queueing_follows_from_the_one_who_fills_the_steps() -> None:
     assert {c.cause: c.share_p99 for c in named} == pytest.approx({"load_step": 0.6, "slow_steps": 0.3})
 
 
+def test_what_got_shorter_is_said_to_be_shorter() -> None:
+    """Attempts that were given up cost 180 ms, and who is served waits 30 ms less in the queue: 150 ms, all of the change."""
+    rows = {"client_retries": (0.09, 0.18), "queue_load": (-0.015, -0.03)}
+    named, _ = ranked(rows, [(cause("client_retries"), claim())])
+    assert named[0].rows == ["client_retries", "queue_load"]
+    assert named[0].share_p99 == pytest.approx(1.0)
+    assert "30.0 ms less were waited because of this" in named[0].evidence[-1]["statement"]
+
+
 def test_a_second_is_blamed_once() -> None:
     """load_step explains three rows, decode_bandwidth one of them: the wider cause owns it, the other one says so with its number."""
     rows = {"queue_load": (0.04, 0.1), "decode_bandwidth": (0.06, 0.1)}
