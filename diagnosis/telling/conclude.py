@@ -285,10 +285,13 @@ def _no_change(case: Case, judged: Judged, delta: Change) -> str:
     asked_change = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
     means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
     mixed = "at a common mix of requests, " if judged.raw is not None else ""
+    found, small = judged.significance, _small(judged)
+    bounds = found.interval_95 if found.enough else found.mean_interval_95
+    how = "by a tenth" if _without_0(bounds) else "beyond noise"
     if judged.significance.enough and judged.quantile == judged.asked:
         return (
-            f"{asked} {metric} did not change beyond noise: {asked_change} (difference {mixed}{interval(delta.interval_95)}), "
-            f"{means}."
+            f"{asked} {metric} did not change {how}: {asked_change} (difference {mixed}{interval(delta.interval_95)}), "
+            f"{means}.{small}"
         )
     if judged.significance.enough:
         carrier = (
@@ -298,9 +301,30 @@ def _no_change(case: Case, judged: Judged, delta: Change) -> str:
     else:
         carrier = f"{means} (difference {mixed}{interval(delta.mean_interval_95)})"
     return (
-        f"{metric} did not change beyond noise: {carrier}. {asked} went {asked_change}, but too few independent requests "
-        "carry it."
+        f"{metric} did not change {how}: {carrier}. {asked} went {asked_change}, but too few independent requests "
+        f"carry it.{small}"
     )
+
+
+def _small(judged: Judged) -> str:
+    """What moved beyond noise and by too little to be called a change; empty where nothing did."""
+    found = judged.significance
+    numbers = [("the mean", found.delta_mean_s, found.mean_interval_95)]
+    if found.enough:
+        numbers.insert(0, (quantile_name(judged.quantile), found.delta_s, found.interval_95))
+    told = [
+        f"{name} {'rose' if moved > 0 else 'fell'} by {seconds(abs(moved))} ({interval(bounds)})"
+        for name, moved, bounds in numbers
+        if _without_0(bounds)
+    ]
+    if not told:
+        return ""
+    said = listing(told)
+    return f" {said[0].upper()}{said[1:]}: beyond noise, and less than the tenth from which on it is called a change."
+
+
+def _without_0(bounds: tuple[float, float] | None) -> bool:
+    return bounds is not None and (bounds[0] > 0.0 or bounds[1] < 0.0)
 
 
 def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> Conclusion:

@@ -184,7 +184,7 @@ def test_no_change_of_the_quantile() -> None:
     made = case({"queue_load": (0.001, 0.002)}, base_s=0.05)
     found = said(
         made,
-        judged(changed=False, changed_mean=False, interval_95=(-0.01, 0.012)),
+        judged(changed=False, changed_mean=False, interval_95=(-0.01, 0.012), mean_interval_95=(-0.002, 0.004)),
         delta=change(interval_95=(-0.01, 0.012), suspect_p99_s=0.102, suspect_mean_s=0.051),
     )
     assert found == Conclusion(
@@ -193,14 +193,36 @@ def test_no_change_of_the_quantile() -> None:
     )
 
 
+def test_what_moved_by_less_than_a_tenth_is_not_called_noise() -> None:
+    """P99 +4 ms of 100 and the mean +2 ms of 50, of which no interval holds 0: both are told, and neither is a change."""
+    made = case({"queue_load": (0.002, 0.004)}, base_s=0.05)
+    moved = {"delta_s": 0.004, "delta_mean_s": 0.002, "interval_95": (0.001, 0.007), "mean_interval_95": (0.001, 0.003)}
+    delta = change(interval_95=(0.001, 0.007), suspect_p99_s=0.104, suspect_mean_s=0.052)
+    found = said(made, judged(changed=False, changed_mean=False, **moved), delta=delta)
+    assert found == Conclusion(
+        "no_change",
+        "P99 TTFT did not change by a tenth: 100 ms -> 104 ms (difference +1.0 ms to +7.0 ms), mean 50.0 ms -> 52.0 ms. "
+        "P99 rose by 4.0 ms (+1.0 ms to +7.0 ms) and the mean rose by 2.0 ms (+1.0 ms to +3.0 ms): beyond noise, and less than the "
+        "tenth from which on it is called a change.",
+    )
+    noisy = moved | {"interval_95": (-0.001, 0.009)}
+    found = said(made, judged(changed=False, changed_mean=False, **noisy), delta=delta)
+    assert found.sentence.startswith("P99 TTFT did not change beyond noise: ")
+    assert found.sentence.endswith(
+        "The mean rose by 2.0 ms (+1.0 ms to +3.0 ms): beyond noise, and less than the tenth from which on it is called a change."
+    )
+
+
 @pytest.mark.parametrize("enough", [True, False])
 def test_no_change_where_the_asked_quantile_has_no_interval(enough: bool) -> None:
     """P95 stands in where it can, else the mean; P99 is shown for what it is."""
     made = case({"queue_load": (0.001, 0.002)}, base_s=0.05)
     quiet = {"changed": False, "changed_mean": False, "enough": enough}
-    found = said(made, judged("0.95", "0.99", requested=NOT_ENOUGH, **quiet), delta=change(suspect_mean_s=0.051))
-    carrier = "P95 100 ms -> 300 ms (difference +150 ms to +250 ms), mean 50.0 ms -> 51.0 ms"
-    means = "mean 50.0 ms -> 51.0 ms (difference +50.0 ms to +150 ms)"
+    quiet |= {"interval_95": (-0.15, 0.25), "mean_interval_95": (-0.05, 0.15)}
+    delta = change(suspect_mean_s=0.051, interval_95=(-0.15, 0.25), mean_interval_95=(-0.05, 0.15))
+    found = said(made, judged("0.95", "0.99", requested=NOT_ENOUGH, **quiet), delta=delta)
+    carrier = "P95 100 ms -> 300 ms (difference -150 ms to +250 ms), mean 50.0 ms -> 51.0 ms"
+    means = "mean 50.0 ms -> 51.0 ms (difference -50.0 ms to +150 ms)"
     assert found.status == "no_change"
     assert found.sentence == (
         f"TTFT did not change beyond noise: {carrier if enough else means}. P99 went 100 ms -> 300 ms, but too few independent "
