@@ -89,6 +89,8 @@ class RequestFacts:
     """Requests whose arrival their source does not tell (`labels.arrival = assumed`): only their durations are its own."""
     engine_merged: bool = False
     """The engine's rows that were joined in were merged too."""
+    num_shared_ids: int = 0
+    """Ids that several requests have; their engine's rows are told apart by worker, lengths and arrival (`loading/pairing.py`)."""
     engine_ahead_ns: int = 0
     """How far the engine's clock was ahead of the judged vantage's, whose instants were moved to it; 0 within a second."""
     sample_rate: float | None = None
@@ -204,6 +206,8 @@ class LineageFacts:
     """[n] missed although the block at which the chain broke was in the cache; not in `evicted_tokens`. None as above."""
     evicted_by: Obj | None = None
     """[n] tenant of the request for which the block was evicted at which each chain broke; None in it: not told, None: nobody tells."""
+    evicted_ago_s: float | None = None
+    """Median time from that eviction to the miss; None where no eviction was seen."""
 
     @property
     def apart_tokens(self) -> float:

@@ -24,6 +24,7 @@ CHECKS = (
     clocks.clocks,
     delivery.invalid,
     delivery.duplicates,
+    delivery.shared_ids,
     delivery.arrivals,
     clocks.instants,
     clocks.token_times,

@@ -138,6 +138,19 @@ def duplicates(facts: Facts) -> Check | None:
     )
 
 
+def shared_ids(facts: Facts) -> Check | None:
+    """Ids that several requests have: what is told by id alone, of transfers for one, may be another's."""
+    found = facts.requests.num_shared_ids
+    if found == 0:
+        return None
+    return Check(
+        "request_ids",
+        "warning",
+        f"{facts.name}: {number(found)} request ids are used by several requests; the engine's rows of theirs are told apart by worker, "
+        "lengths and arrival",
+    )
+
+
 def arrivals(facts: Facts) -> Check | None:
     """Durations of a source without instants are as good as any; what rests on who was there at the same time is not."""
     assumed = facts.requests.num_assumed

@@ -51,9 +51,10 @@ def shares(tokens: F64, owner: Obj) -> list[tuple[Any, float]]:
 def _by_whom(case: Case, lineage: LineageFacts) -> Evidence | None:
     if lineage.evicted_by is None:
         return None
-    return _ranked(
-        case, "the blocks at which chains broke were evicted for", "tenant", lineage.evicted_tokens, lineage.evicted_by
-    )
+    ago = lineage.evicted_ago_s
+    when = "" if ago is None else f" (in the median {seconds(ago)} before they were asked for)"
+    says = f"the blocks at which chains broke were evicted{when} for"
+    return _ranked(case, says, "tenant", lineage.evicted_tokens, lineage.evicted_by)
 
 
 def _ranked(case: Case, says: str, kind: str, tokens: F64, owner: Obj) -> Evidence | None:

@@ -25,10 +25,12 @@ NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
 def request_sql(case: Case, facts: Facts, select: str, columns: str = "", where: str = "true") -> str | None:
     """`select` over the window's judged requests; `columns` names what it reads, so that their source can be joined in.
 
-    None where one of the columns was estimated, or is implied by others.
+    None where one of the columns was estimated, is implied by others, or is the engine's and its rows are not told apart by id.
     """
     sources = {name: facts.requests.sources.get(name) for name in columns.split()}
-    if {"estimated", "implied"} & set(sources.values()):
+    if {"estimated", "implied"} & set(sources.values()) or (
+        facts.requests.num_shared_ids and "engine" in sources.values()
+    ):
         return None
     window, vantage = case.window_of(facts), facts.requests.vantage
     kept = f"vantage = '{vantage}' AND {case.sql_where(window, 'arrival_ns')} AND {NOT_WARMUP}"
@@ -64,7 +66,7 @@ def request_pairs_sql(case: Case, facts: Facts, select: str, worker: str) -> str
     None where a request has several rows at either.
     """
     r = facts.requests
-    if r.num_duplicates or r.engine_merged or r.num_thinned:
+    if r.num_duplicates or r.engine_merged or r.num_thinned or r.num_shared_ids:
         return None
     kept = f"vantage = '{r.vantage}' AND {case.sql_where(case.window_of(facts), 'arrival_ns')} AND {NOT_WARMUP}"
     among = case.sql_where(reach(moved(case.window_of(facts), r.engine_ahead_ns)), "arrival_ns")

@@ -98,11 +98,15 @@ def _bounds(store: Store, window: Window, vantage: str, among: Window) -> tuple[
     told = "request_id, arrival_ns, coalesce(first_token_ns, end_ns) AS answered_ns"
     row = store.query(
         f"WITH mine AS (SELECT {told} FROM request WHERE {mine} AND vantage = ? ORDER BY arrival_ns, request_id LIMIT {LOOKED_AT}), "
+        # an id that several requests have, which are not attempts of one, says nothing of any of them
+        f"shared AS (SELECT request_id FROM request WHERE {mine} AND vantage = ? AND request_id IN (SELECT request_id FROM mine) "
+        "GROUP BY request_id HAVING count(DISTINCT arrival_ns) > greatest(count(DISTINCT attempt), 1)), "
         "seen AS (SELECT request_id, min(e.arrival_ns) - any_value(mine.arrival_ns) AS arrived_ns, "
         "max(e.answered_ns) - any_value(mine.answered_ns) AS answered_ns FROM mine JOIN "
-        f"(SELECT {told} FROM request WHERE {theirs} AND vantage = 'engine') e USING (request_id) GROUP BY request_id) "
+        f"(SELECT {told} FROM request WHERE {theirs} AND vantage = 'engine') e USING (request_id) "
+        "WHERE request_id NOT IN (SELECT request_id FROM shared) GROUP BY request_id) "
         "SELECT -quantile_disc(-answered_ns, 0.5) AS least_ns, quantile_disc(arrived_ns, 0.5) AS most_ns, "
         "count(*) / (SELECT greatest(count(*), 1) FROM mine) AS share FROM seen",
-        [*my_params, vantage, *their_params],
+        [*my_params, vantage, *my_params, vantage, *their_params],
     ).to_pylist()[0]
     return row["least_ns"], row["most_ns"], row["share"] or 0.0

@@ -86,6 +86,7 @@ def lineage(
             store, window, requests, asked, at_ns, evicted, size, by_worker=stored.by_worker
         )
         evicted = evicted - expired - unused
+    evicted_by, ago = _evicted_for(store, window, asked, at_ns, evicted, size, by_worker=stored.by_worker)
     return LineageFacts(
         evicted_tokens=evicted,
         new_tokens=np.clip(missed - lost, 0.0, None),
@@ -99,25 +100,27 @@ def lineage(
         block_rate=None if rate == 1.0 else rate,
         expired_tokens=expired,
         unused_tokens=unused,
-        evicted_by=_tenants_evicting(store, window, asked, at_ns, evicted, size, by_worker=stored.by_worker),
+        evicted_by=evicted_by,
+        evicted_ago_s=ago,
     )
 
 
-def _tenants_evicting(
+def _evicted_for(
     store: Store, window: Window, asked: pa.Table, at_ns: I64, evicted: F64, size: int, *, by_worker: bool
-) -> Obj | None:
-    """[n] tenant for which the block was evicted at which each chain broke, of those who lost something; None where nobody tells.
-
-    Of many requests that lost something, LOOKED_AT or fewer at even distances are looked at.
+) -> tuple[Obj | None, float | None]:
+    """([n] tenant for which the block was evicted at which each chain broke, of those who lost something; median seconds from there to
+    the miss); None where nobody tells. Of many requests that lost something, LOOKED_AT or fewer at even distances are looked at.
     """
     rows = np.flatnonzero(evicted > 0)
     if len(rows) == 0:
-        return None
+        return None, None
     rows = rows[:: -(-len(rows) // LOOKED_AT)]
     found = evicted_for(store, window, asked.take(pa.array(rows)), at_ns[rows], size, by_worker=by_worker)
     out = np.full(len(evicted), None, dtype=object)
     out[rows] = found.tenant
-    return out if any(tenant is not None for tenant in found.tenant) else None
+    ago = found.back_after_s[np.isfinite(found.back_after_s)]
+    told = any(tenant is not None for tenant in found.tenant)
+    return out if told else None, float(np.median(ago)) if len(ago) else None
 
 
 def _by_what_broke(

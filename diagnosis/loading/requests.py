@@ -1,4 +1,4 @@
-"""Request rows of a window as aligned arrays: the client's and the engine's row of one request joined by `request_id`.
+"""Request rows of a window as aligned arrays: the client's and the engine's row of one request joined (`pairing.py`).
 
 Durations travel across vantages, instants do not: each array of instants belongs to one vantage.
 """
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, Gaps, Obj, RequestFacts, WorkerFacts
+from diagnosis.loading.pairing import pair
 from store.interface import Window
 
 NUMBERS = [
@@ -143,6 +144,7 @@ def join_vantages(
     invalid = sum(int(np.isnan(numbers[name]).sum()) - table[name].null_count for name in NUMBERS)
     worker, model = table["worker"], table["model"]
     sources: dict[str, str] = {}
+    num_shared_ids = 0
     own = {
         "arrival": "arrival_ns",
         "scheduled": "first_scheduled_ns",
@@ -152,7 +154,8 @@ def join_vantages(
     if vantage == "engine":
         engine_at = {key: instants[column] for key, column in own.items()}
     elif engine is not None:
-        taken = engine.take(_position(table, engine))
+        position, num_shared_ids = pair(table, engine)
+        taken = engine.take(position)
         engine_at = {key: seconds_since(taken[column], origin) for key, column in own.items()}
         for name in NUMBERS:
             theirs = floats(taken[name])
@@ -211,6 +214,7 @@ def join_vantages(
         model=_models(model),
         num_assumed=num_assumed,
         engine_merged=engine_merged,
+        num_shared_ids=num_shared_ids,
     )
 
 
@@ -223,18 +227,6 @@ def _rate(table: pa.Table) -> float | None:
     """Lowest share of requests that was kept, None where all were."""
     lowest = pc.min(table["sample_rate"]).as_py()
     return None if lowest is None else float(lowest)
-
-
-def _position(table: pa.Table, engine: pa.Table) -> pa.Array:
-    """Row of `engine` for each row of `table`: the same request and attempt, else the first row of the same request."""
-    position = pc.index_in(table["request_id"], value_set=engine["request_id"].combine_chunks())
-    if pc.max(table["attempt"]).as_py():
-        keys = [
-            pc.binary_join_element_wise(t["request_id"], t["attempt"].cast(pa.string()), "\x00")
-            for t in (table, engine)
-        ]
-        position = pc.coalesce(pc.index_in(keys[0], value_set=keys[1].combine_chunks(), skip_nulls=True), position)
-    return position.combine_chunks() if isinstance(position, pa.ChunkedArray) else position
 
 
 def estimate_computed(

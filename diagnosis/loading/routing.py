@@ -144,7 +144,18 @@ def _tells(store: Store, window: Window) -> bool:
 
 def _position(seen: Observed, requests: RequestFacts) -> I64:
     """Row of the request that each decision was about, -1 where it is none of the window's: [N]."""
-    found = pc.index_in(pa.array(seen.decisions.ids), value_set=pa.array(requests.request_id, pa.string()))
+    ids, known = pa.array(seen.decisions.ids, pa.string()), pa.array(requests.request_id, pa.string())
+    found = pc.index_in(ids, value_set=known)
+    if requests.num_shared_ids:  # then the id and the worker together say whose it was
+        chosen, served = (
+            pa.array([names[code] for code in codes.tolist()], pa.string())
+            for names, codes in ((seen.workers, seen.decisions.chosen), (requests.worker_names, requests.worker))
+        )
+        found = pc.index_in(
+            pc.binary_join_element_wise(ids, chosen, "\x1f"),
+            value_set=pc.binary_join_element_wise(known, served, "\x1f"),
+            skip_nulls=True,
+        )
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 

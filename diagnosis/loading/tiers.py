@@ -26,4 +26,7 @@ def loaded_bytes(store: Store, window: Window, requests: RequestFacts) -> F64 | 
         place = pc.index_in(pa.array(requests.request_id, pa.string()), told["request_id"].combine_chunks())
         at = np.asarray(pc.fill_null(place, -1)).astype(np.int64)
         out[at >= 0] = np.asarray(told["num_bytes"])[at[at >= 0]]
+    if requests.num_shared_ids:  # the sum under such an id is nobody's
+        _, of_id, times = np.unique(requests.request_id.astype(str), return_inverse=True, return_counts=True)
+        out[times[of_id] > 1] = np.nan
     return out

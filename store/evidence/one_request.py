@@ -3,7 +3,7 @@
 Why there are several: an engine's plugin and its spans tell of the same request at the same vantage, and a sender without a
 batch identity delivers at least once. Rows of one run, `request_id` and vantage are one request where each arrived within
 `SAME_NS` of the one before. Rows that name different attempts, generations or workers are not (a prefill and a decode
-worker each have their row), but for one case: a span names its service and not the plugin's worker, so a span and a row
+worker each have their row), nor are rows of prompts of different lengths; but for one case of workers: a span names its service and not the plugin's worker, so a span and a row
 that is none are one where their arrivals are two readings of one stamp (`SAME_STAMP_NS`).
 
 Invariant: the merged row has every column that one of its rows has; where they differ, the row of no span that knows most is taken.
@@ -30,7 +30,17 @@ KNOWING: Final = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "first_to
 """A row that knows more of these is taken before one that knows fewer, and any row before a span."""
 
 _KEY: Final = "run_id, request_id, vantage"
-_NEEDED: Final = (*_KEY.split(", "), "worker", "at_ns", "arrival_ns", "attempt", "generation_id", "labels", *KNOWING)
+_NEEDED: Final = (
+    *_KEY.split(", "),
+    "worker",
+    "at_ns",
+    "arrival_ns",
+    "attempt",
+    "generation_id",
+    "labels",
+    "prompt_tokens",
+    *KNOWING,
+)
 _SPAN: Final = "labels['span_id']"
 IS_SPAN: Final = f"(trace_id IS NOT NULL AND {_SPAN} IS NOT NULL)"
 """SQL: whether a row is a span of OTLP, which tells of a request that another row of the engine may tell as well. Every span
@@ -51,8 +61,10 @@ def one_request_sql(condition: str, columns: Sequence[str] | None = None) -> str
         f"CASE WHEN coalesce(worker = lag(worker) OVER told, true) THEN {SAME_NS} "
         f"WHEN ({_SPAN} IS NULL) <> (lag({_SPAN}) OVER told IS NULL) THEN {SAME_STAMP_NS} ELSE -1 END"
     )
+    # two that are no spans and tell prompts of other lengths are two requests that happen to have one id
+    other = f"{_SPAN} IS NULL AND lag({_SPAN}) OVER told IS NULL AND coalesce(prompt_tokens <> lag(prompt_tokens) OVER told, false)"
     same = (
-        f"arrival_ns - lag(arrival_ns) OVER told <= {reach} AND coalesce(attempt = lag(attempt) OVER told, true) "
+        f"NOT ({other}) AND arrival_ns - lag(arrival_ns) OVER told <= {reach} AND coalesce(attempt = lag(attempt) OVER told, true) "
         f"AND coalesce({_GENERATION} = lag({_GENERATION}) OVER told, true)"
     )
     told = f"(PARTITION BY {_KEY} ORDER BY arrival_ns, rank)"

@@ -87,7 +87,9 @@ def test_what_was_evicted_and_computed_again_is_told_with_tenants_and_prefixes(s
     verdict = verdict_of(*swept)
     assert [cause.cause for cause in verdict.causes] == ["premature_eviction"]
     told = {evidence["statement"]: evidence for evidence in verdict.causes[0].evidence}
-    (by_whom,) = (evidence for said, evidence in told.items() if "chains broke were evicted for tenant 'batch'" in said)
+    (by_whom,) = (
+        evidence for said, evidence in told.items() if "before they were asked for) for tenant 'batch'" in said
+    )
     assert 0.5 < by_whom["value"] < 0.8
     (whose,) = (evidence for said, evidence in told.items() if "they were prompts of tenant 'chat' 100 %" in said)
     assert whose["value"] == 1.0

@@ -51,6 +51,15 @@ def test_plugin_and_span_of_a_request_are_one_that_knows_both() -> None:
     ]
 
 
+def test_prompts_of_other_lengths_are_other_requests_whatever_their_id() -> None:
+    """Two callers number alike and ask within a millisecond; a row that came twice, or does not tell its prompt, is still one request."""
+    ours, theirs = (told(later, worker=None, prompt_tokens=tokens) for later, tokens in ((0, 100), (500, 300)))
+    assert len(merged(ours, theirs)) == 2
+    assert len(merged(ours, dict(ours))) == 1
+    assert len(merged(ours, told(500, worker=None))) == 1
+    assert len(merged(ours, span(500, prompt_tokens=102))) == 1
+
+
 def test_a_span_that_names_the_worker_may_be_further_off() -> None:
     """The same name, arrivals 0.9 ms apart: one request; a service of another name is then another engine."""
     near = 900_000
