@@ -6,7 +6,7 @@ snapshot as the list of files, and rows that come later are always above the mar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from engine_probe.events import KINDS
 from store.conform import contract_stream, contract_types
 from store.deadline import Deadline
+from store.sandbox.narrow import Wanted, column_types
 from store.sandbox.sandbox import SqlData
 from store.upkeep.seal import sealed_files
 from store.views import views
@@ -48,7 +49,7 @@ class HotRows(Mapping[str, pa.Table]):
         self._store, self._sealed = store, sealed_through_ns
 
     def __getitem__(self, kind: str) -> pa.Table:
-        return contract_types(kind, self._store.query(self._text(kind, None)))
+        return contract_types(kind, self._store.query(self._text(kind, Wanted())))
 
     def __contains__(self, kind: object) -> bool:
         return kind in KINDS  # a Mapping's own would fetch the rows
@@ -56,20 +57,19 @@ class HotRows(Mapping[str, pa.Table]):
     def stream(
         self,
         kind: str,
-        columns: Sequence[str] | None,
+        wanted: Wanted,
         into: Callable[[pa.RecordBatchReader], None],
         deadline: Deadline,
     ) -> None:
         """See `sandbox.hot.Streams`."""
-        text = self._text(kind, columns)
+        text = self._text(kind, wanted)
         self._store.stream(text, lambda reader: into(contract_stream(kind, reader)), deadline)
 
-    def _text(self, kind: str, columns: Sequence[str] | None) -> str:
+    def _text(self, kind: str, wanted: Wanted) -> str:
         if kind not in KINDS:
             raise KeyError(kind)
-        some = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
-        sealed = f" WHERE received_ns > {self._sealed[kind]}" if kind in self._sealed else ""
-        return f'SELECT {some} FROM "{kind}"{sealed}'
+        unsealed = [f"received_ns > {self._sealed[kind]}"] if kind in self._sealed else []
+        return wanted.sql(kind, column_types(kind), unsealed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(KINDS)

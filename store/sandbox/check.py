@@ -104,11 +104,12 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A text that may run, and what it reads."""
+    """A text that may run, what it reads, and its parse tree."""
 
     sql: str
     reads: Reads
     explain: bool
+    statement: dict[str, Any]
 
 
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> Checked:
@@ -128,7 +129,9 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> Checked:
     _refuse_what_reaches_out(statements[0])
     if _is_show_tables(statements[0]):
         body = SHOW_TABLES
-    return Checked(body if explained is None else f"EXPLAIN {body}", _reads(statements[0]), explained is not None)
+    return Checked(
+        body if explained is None else f"EXPLAIN {body}", _reads(statements[0]), explained is not None, statements[0]
+    )
 
 
 def reads_of(connection: duckdb.DuckDBPyConnection, sql: str) -> Reads:

@@ -22,18 +22,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.sandbox import wire
+from store.sandbox.narrow import Wanted, column_types, narrow
 from store.sql_json import json_rows
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from store.sandbox.check import Reads
+    from store.sandbox.check import Checked
     from store.sandbox.jail import Jail
 
 ATTACHED = "store"
@@ -95,8 +96,12 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
     _lock(connection, job)
     checked = check(connection, job["sql"])
-    plan = _plan(connection, {name.lower(): text for name, text, _ in job["views"]}, checked.reads)
-    wire.send(sock, wire.NEEDS, json.dumps({"kinds": plan.hot, "walls": walls}).encode())
+    plan = _plan(connection, {name.lower(): text for name, text, _ in job["views"]}, checked, job["max_rows"])
+    wire.send(
+        sock,
+        wire.NEEDS,
+        json.dumps({"kinds": {kind: wanted.document() for kind, wanted in plan.hot.items()}, "walls": walls}).encode(),
+    )
     started = time.monotonic()
     hot, mapped = _receive_hot(sock)
     _create_views(connection, job, plan.names, hot)
@@ -149,19 +154,20 @@ def _lock(connection: duckdb.DuckDBPyConnection, job: dict[str, Any]) -> None:
 class Plan:
     """What must be there for a statement.
 
-    hot     kind -> the columns of its hot rows that are read, None for all
+    hot     kind -> the hot rows of it that are read
     names   kinds and views to create
     """
 
-    hot: dict[str, list[str] | None]
+    hot: dict[str, Wanted]
     names: frozenset[str]
 
 
-def _plan(connection: duckdb.DuckDBPyConnection, views: Mapping[str, str], reads: Reads) -> Plan:
+def _plan(connection: duckdb.DuckDBPyConnection, views: Mapping[str, str], checked: Checked, max_rows: int) -> Plan:
     """Follow the views that a statement reads down to the kinds."""
     from engine_probe.events import KINDS, column_names
     from store.sandbox.check import reads_of
 
+    reads = checked.reads
     seen: set[str] = set()
     while todo := [name for name in reads.tables - seen if name in views]:
         for name in todo:
@@ -169,10 +175,14 @@ def _plan(connection: duckdb.DuckDBPyConnection, views: Mapping[str, str], reads
         seen.update(todo)
     known = {kind: (*column_names(kind), *STORE_COLUMNS) for kind in KINDS if kind in reads.tables}
     if reads.catalog:
-        return Plan(dict.fromkeys(known), frozenset(KINDS) | frozenset(views))
+        return Plan({kind: Wanted() for kind in known}, frozenset(KINDS) | frozenset(views))
     named = reads.columns
+    narrowed = narrow(connection, checked.statement, {kind: column_types(kind) for kind in known}, max_rows)
     hot = {
-        kind: None if named is None else [name for name in names if name in named] or ["at_ns"]
+        kind: replace(
+            narrowed.get(kind, Wanted()),
+            columns=None if named is None else [name for name in names if name in named] or ["at_ns"],
+        )
         for kind, names in known.items()
     }
     return Plan(hot, frozenset(known) | seen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from store.deadline import Deadline
+    from store.sandbox.narrow import Wanted
 
 BATCH_ROWS: Final = 64 * 1024
 _ALIGNED: Final = 64  # Arrow's alignment holds only where the stream starts aligned
@@ -31,23 +32,23 @@ class Streams(Protocol):
     def stream(
         self,
         kind: str,
-        columns: Sequence[str] | None,
+        wanted: Wanted,
         into: Callable[[pa.RecordBatchReader], None],
         deadline: Deadline,
     ) -> None:
-        """Give `into` the rows of a kind with `columns` (None: all), once more from their start where reading them failed midway.
+        """Give `into` the rows of a kind that are wanted, once more from their start where reading them failed midway.
 
-        Raises Late, StoreBusy, and what `into` raises.
+        Raises Late, StoreBusy, ValueError for what cannot be wanted, and what `into` raises.
         """
 
 
 @contextmanager
 def shared(
-    hot: Mapping[str, pa.Table], kinds: Mapping[str, Sequence[str] | None], most_bytes: int, deadline: Deadline
+    hot: Mapping[str, pa.Table], kinds: Mapping[str, Wanted], most_bytes: int, deadline: Deadline
 ) -> Iterator[tuple[dict[str, tuple[int, int]], list[int]]]:
     """Hot rows of `kinds` as Arrow IPC in memory that the child can map: (kind -> (offset, size), descriptors).
 
-    kinds   kind -> the columns that are needed, None for all
+    kinds   kind -> the rows that are needed
     Raises Late, QueryRefused where they take more than `most_bytes`, and what the source of the rows raises.
     """
     layout: dict[str, tuple[int, int]] = {}
@@ -89,8 +90,8 @@ class _Copy:
     def _too_many(self, num_rows: int) -> QueryRefused:
         return QueryRefused(
             f"The statement reads more than {self._most_bytes // MIB} MiB of rows that are in no sealed file yet "
-            f"(it was stopped {num_rows:,} rows into {self._kind}). Name the columns that it needs in place of *; "
-            "have rows sealed earlier (KVSCOPE_RETENTION__SEAL_AFTER_S), as sealed ones do not count; or raise "
+            f"(it was stopped {num_rows:,} rows into {self._kind}). Name the columns that it needs in place of *; ask for a "
+            "smaller window (a condition on at_ns or arrival_ns, with one table read once); have rows sealed earlier (KVSCOPE_RETENTION__SEAL_AFTER_S), as sealed ones do not count; or raise "
             "KVSCOPE_SQL__MEMORY_BYTES.",
             kind=self._kind,
             max_bytes=self._most_bytes,
@@ -100,16 +101,16 @@ class _Copy:
 def _stream(
     hot: Mapping[str, pa.Table],
     kind: str,
-    columns: Sequence[str] | None,
+    wanted: Wanted,
     into: Callable[[pa.RecordBatchReader], None],
     deadline: Deadline,
 ) -> None:
     if isinstance(hot, Streams):
-        hot.stream(kind, columns, into, deadline)
+        hot.stream(kind, wanted, into, deadline)
         return
     table = hot[kind]
-    if columns is not None:
-        table = table.select([name for name in columns if name in table.column_names])
+    if wanted.columns is not None:
+        table = table.select([name for name in wanted.columns if name in table.column_names])
     into(table.to_reader(max_chunksize=BATCH_ROWS))
 
 

@@ -20,6 +20,7 @@ from engine_probe.errors import QueryKilled, QueryRefused, StoreBusy, StoreError
 from store.deadline import Late
 from store.sandbox import wire
 from store.sandbox.hot import shared
+from store.sandbox.narrow import wanted_of
 from store.sandbox.process import Child
 from store.sandbox.terms import MIB, Picture, SqlData, SqlLimits, SqlResult
 
@@ -78,7 +79,8 @@ class Conversation:
             job = self._job(sql, seen) | {"max_rows": max_rows, "form": form}
             wire.send(sock, wire.JOB, json.dumps(job).encode())
             needs = json.loads(bytes(self._expect(wire.NEEDS, MIB)))
-            with shared(seen.hot, needs["kinds"], self._limits.memory_bytes, self._waiter) as (layout, fds):
+            wanted = {kind: wanted_of(document) for kind, document in needs["kinds"].items()}
+            with shared(seen.hot, wanted, self._limits.memory_bytes, self._waiter) as (layout, fds):
                 wire.send(sock, wire.HOT, json.dumps(layout).encode(), fds)
             columns = json.loads(bytes(self._expect(wire.COLUMNS, 16 * MIB)))
             end = self._take_rows(take)

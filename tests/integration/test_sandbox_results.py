@@ -19,6 +19,7 @@ from store.deadline import Deadline
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch, BatchId
 from store.open import open_store
+from store.sandbox.narrow import Wanted
 from store.sandbox.sandbox import SqlData, SqlLimits, SqlRunner, run_sql
 from store.upkeep.seal import seal
 from store.views import views
@@ -106,14 +107,16 @@ def test_rows_sealed_in_mid_query_are_neither_lost_nor_doubled(
 def test_only_what_the_statement_reads_is_handed_over(runner: SqlRunner, store: DuckDBStore) -> None:
     """Kinds and columns that the text does not name stay where they are."""
     asked: list[tuple[str, Sequence[str] | None]] = []
+    limits: list[int | None] = []
 
     class Watched(dict[str, pa.Table]):
         def __contains__(self, kind: object) -> bool:
             return True
 
-        def stream(self, kind: str, columns: Sequence[str] | None, into: Callable[..., None], until: Deadline) -> None:
-            asked.append((kind, columns))
-            store.sql_data().hot.stream(kind, columns, into, until)  # type: ignore[attr-defined]
+        def stream(self, kind: str, wanted: Wanted, into: Callable[..., None], until: Deadline) -> None:
+            asked.append((kind, wanted.columns))
+            limits.append(wanted.limit)
+            store.sql_data().hot.stream(kind, wanted, into, until)  # type: ignore[attr-defined]
 
     data = store.sql_data()
     watched = SqlData(parquet_dir=data.parquet_dir, files=data.files, hot=Watched(), views=data.views)
@@ -127,6 +130,9 @@ def test_only_what_the_statement_reads_is_handed_over(runner: SqlRunner, store: 
     assert [kind for kind, _ in asked] == ["request"]
     assert "spans" in (asked[0][1] or ())
     assert "prompt_blocks" not in (asked[0][1] or ())
+    limits.clear()
+    assert runner.run("SELECT * FROM request LIMIT 1", data=watched).table.num_rows == 1
+    assert limits == [1]
 
 
 def test_views_of_the_store_are_there(runner: SqlRunner, store: DuckDBStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from store.deadline import Deadline, Late
 from store.interface import Batch
 from store.open import open_store
 from store.sandbox.hot import shared
+from store.sandbox.narrow import Wanted
 from store.sandbox.sandbox import MIB, SqlLimits, run_sql
 from tests.store_rows import request
 
@@ -38,7 +39,7 @@ class Source(dict[str, pa.Table]):
     def __contains__(self, kind: object) -> bool:
         return True
 
-    def stream(self, kind: str, columns: Sequence[str] | None, into: Callable[..., None], deadline: Deadline) -> None:
+    def stream(self, kind: str, wanted: Wanted, into: Callable[..., None], deadline: Deadline) -> None:
         """See `store.sandbox.hot.Streams`."""
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -55,7 +56,7 @@ def soon(seconds: float = 30.0) -> Deadline:
 
 
 def handed_over(
-    hot: Mapping[str, pa.Table], kinds: Mapping[str, Sequence[str] | None], most_bytes: int = 64 * MIB
+    hot: Mapping[str, pa.Table], kinds: Mapping[str, Wanted], most_bytes: int = 64 * MIB
 ) -> dict[str, pa.Table]:
     """The rows as a child maps them."""
     with shared(hot, kinds, most_bytes, soon()) as (layout, fds):
@@ -89,7 +90,7 @@ def test_hot_rows_beyond_the_bound_are_refused_in_words() -> None:
     """Of 4 MiB three batches of a MiB and their headers fit; the fourth is not written, and what to do is said."""
     source = Source(lambda _: None)
     with pytest.raises(QueryRefused, match=r"more than 4 MiB .* rows into step\)\. Name the columns") as refused:
-        handed_over(source, {"step": None}, 4 * MIB)
+        handed_over(source, {"step": Wanted()}, 4 * MIB)
     assert source.num_batches == 4
     assert refused.value.facts == {"kind": "step", "max_bytes": 4 * MIB}
 
@@ -98,9 +99,9 @@ def test_the_bound_is_that_of_the_statements_memory_for_all_its_kinds_together()
     """Two kinds of 2 MiB each do not fit into 3 MiB; one does."""
     rows = pa.Table.from_batches([ONE_MIB, ONE_MIB])
     hot = {"step": rows, "mark": rows}
-    assert handed_over(hot, {"step": None}, 3 * MIB)["step"].equals(rows)
+    assert handed_over(hot, {"step": Wanted()}, 3 * MIB)["step"].equals(rows)
     with pytest.raises(QueryRefused) as refused:
-        handed_over(hot, {"step": None, "mark": None}, 3 * MIB)
+        handed_over(hot, {"step": Wanted(), "mark": Wanted()}, 3 * MIB)
     assert refused.value.facts["kind"] == "mark"
 
 
@@ -109,7 +110,7 @@ def test_rows_whose_reading_fails_midway_are_there_once_after_the_second_try() -
     rows = pa.Table.from_batches([ONE_MIB, ONE_MIB])
 
     class Interrupted(dict[str, pa.Table]):
-        def stream(self, kind: str, columns: Sequence[str] | None, into: Callable[..., None], _: Deadline) -> None:
+        def stream(self, kind: str, wanted: Wanted, into: Callable[..., None], _: Deadline) -> None:
             def breaks() -> Iterator[pa.RecordBatch]:
                 yield ONE_MIB
                 raise InterruptedError
@@ -118,14 +119,14 @@ def test_rows_whose_reading_fails_midway_are_there_once_after_the_second_try() -
                 into(pa.RecordBatchReader.from_batches(ONE_MIB.schema, breaks()))
             into(self[kind].to_reader())
 
-    found = handed_over(Interrupted(step=rows, mark=rows), {"step": None, "mark": None})
+    found = handed_over(Interrupted(step=rows, mark=rows), {"step": Wanted(), "mark": Wanted()})
     assert found["step"].equals(rows)
     assert found["mark"].equals(rows)
 
 
 def test_an_overdue_hand_over_writes_nothing() -> None:
     """The time may have passed while the rows were waited for."""
-    with pytest.raises(Late), shared(Source(lambda _: None), {"step": None}, MIB, soon(-1)):
+    with pytest.raises(Late), shared(Source(lambda _: None), {"step": Wanted()}, MIB, soon(-1)):
         pass
 
 
@@ -146,7 +147,7 @@ def hot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, pa.Ta
 def test_what_is_streamed_is_what_is_read_whole(hot: Mapping[str, pa.Table], columns: list[str] | None) -> None:
     """Whichever columns: the same rows in the same order with the contract's types, in more than one batch."""
     whole = hot["request"]
-    found = handed_over(hot, {"request": columns})["request"]
+    found = handed_over(hot, {"request": Wanted(columns)})["request"]
     assert found.equals(whole if columns is None else whole.select(columns))
     assert found.schema.equals((whole if columns is None else whole.select(columns)).schema)
     assert [batch.num_rows for batch in found.to_batches()] == [2048, 2048, 904]
@@ -163,4 +164,4 @@ def test_asking_whether_a_kind_is_hot_reads_no_row(
 
 def test_kinds_without_hot_rows_need_no_memory() -> None:
     """Nothing is mapped where there is nothing."""
-    assert handed_over({}, {"step": None}) == {}
+    assert handed_over({}, {"step": Wanted()}) == {}
