@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import platform
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -15,7 +16,34 @@ if TYPE_CHECKING:
     from diagnosis.lab.run import Order
 
 PACKAGES = ("diagnosis", "engine_probe", "store")
-"""What plays, stores and judges. More of them than a run needs, rather than less: a word in a docstring makes another version."""
+"""What plays, stores and judges. More of them than a run needs, rather than less; comments and layout make no other version."""
+IDLE = (
+    "diagnosis/bundle.py",
+    "diagnosis/capacity/",
+    "diagnosis/experiments/",
+    "diagnosis/lab/calibrate.py",
+    "diagnosis/lab/confusion.py",
+    "diagnosis/lab/coverage.py",
+    "diagnosis/lab/page.py",
+    "diagnosis/lab/plan.py",
+    "diagnosis/lab/reliability.py",
+    "diagnosis/lab/render.py",
+    "diagnosis/lab/results.py",
+    "diagnosis/lab/targets.py",
+    "diagnosis/postmortem/",
+    "diagnosis/report.py",
+    "diagnosis/telling/text.py",
+    "engine_probe/attach/",
+    "engine_probe/engine/server/",
+    "engine_probe/engine/torch_executor/",
+    "engine_probe/load/",
+    "engine_probe/proxy/",
+    "engine_probe/readers/",
+    "engine_probe/vllm/",
+    "store/sandbox/",
+    "store/sql_data.py",
+)
+"""What no run of the lab imports (a test holds it): pages, other engines, SQL for people."""
 SOURCES = (".py", ".sql", ".toml")
 LIBRARIES = ("numpy", "pyarrow", "duckdb")
 DIGITS = 10
@@ -24,16 +52,23 @@ Key = tuple[str, str, int, int, str, bool]
 
 @cache
 def code_version() -> str:
-    """DIGITS hexadecimal digits of the sources as they lie there now, and of the libraries whose arithmetic a result rests on."""
+    """DIGITS hexadecimal digits of what the sources say as they lie there now, and of the libraries whose arithmetic a result rests on."""
     told = sha256(platform.python_version().encode())
     for name in LIBRARIES:
         told.update(f"{name} {_version(name)}\n".encode())
     root = Path(__file__).parents[2]
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):
-            if path.suffix in SOURCES:
-                told.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+            name = path.relative_to(root).as_posix()
+            if path.suffix in SOURCES and not name.startswith(IDLE):
+                told.update(f"{name}\0".encode() + _said(path) + b"\0")
     return told.hexdigest()[:DIGITS]
+
+
+def _said(path: Path) -> bytes:
+    """A module without its comments and its layout; another file as it is."""
+    text = path.read_bytes()
+    return ast.dump(ast.parse(text)).encode() if path.suffix == ".py" else text
 
 
 def still_true(known: Iterable[Result], wanted: Sequence[Order]) -> tuple[list[Result], int]:
