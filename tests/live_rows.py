@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.dashboard_feed import shifted
+from collector.dashboard_check.feed import shifted
 from diagnosis.lab.run import LabRun, Order, run_lab
 
 NS = 1_000_000_000

@@ -171,7 +171,7 @@ def _stale(documents: dict[str, str], slo_goal: float) -> list[str]:
 
 
 def _in_lab(asked: Sequence[Any], seconds: float, interval: str) -> list[Checked]:
-    from collector.dashboard_lab import ask_everything, running_lab
+    from collector.dashboard_check.lab import ask_everything, running_lab
 
     say(f"starting a collector, a Prometheus and a fleet that lives for {seconds:.0f} s; this takes a little longer")
     with running_lab(seconds) as lab:

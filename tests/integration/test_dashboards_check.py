@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from collector.dashboard_lab import ask_everything, running_lab
+from collector.dashboard_check.lab import ask_everything, running_lab
 from dashboards.build import stored, targets
 from store import metric_catalogue as names
 from tests.servers import require

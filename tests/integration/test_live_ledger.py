@@ -11,7 +11,7 @@ import pytest
 
 from collector.counts.book import Book
 from collector.counts.bounded import Names
-from collector.dashboard_feed import shifted, squeezed_rows
+from collector.dashboard_check.feed import shifted, squeezed_rows
 from collector.live.live_judge import SETTLE_S, LiveJudge
 from diagnosis.ledger.rows import ROWS
 from store import metric_catalogue as names

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from collector import serving
 from collector.app import create_app
-from collector.dashboard_feed import Tables, feed, odd_requests
+from collector.dashboard_check.feed import Tables, feed, odd_requests
 from collector.settings import load_settings
 from dashboards.api_check import check_api
 from dashboards.build import Target
