@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.engine_verbs.fleets import Asked, compute_run, virtual_run
+from collector.engine_runs.fleets import Asked, compute_run, virtual_run
 from collector.terminal.output import JsonOption, emit, emit_json, say
 from engine_probe.errors import UsageError
 
@@ -81,7 +81,7 @@ def run(
     --json answers {hit_rate, max_over_mean_load, ttft, workers, tally, cache_only, ...}. Times are virtual, unless
     --compute.
     """
-    from collector.engine_verbs.run_report import cache_only, render, run_document
+    from collector.engine_runs.report import cache_only, render, run_document
     from engine_probe.engine.config import EngineConfig
     from engine_probe.engine.scheduler import SchedulerConfig
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.engine_verbs.run_report import cache_only
+from collector.engine_runs.report import cache_only
 from engine_probe.engine.kv_identity import KvIdentity, extend
 from engine_probe.engine.traffic.call import Call, made_up_blocks
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic

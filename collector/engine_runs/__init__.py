@@ -1,0 +1,1 @@
+"""What `kvscope engine run` is made of: the fleet that serves the calls, and what it came to."""
