@@ -19,15 +19,13 @@ from diagnosis.ledger.attempts import attempts_before
 from diagnosis.ledger.overheads import lookup_parts
 from diagnosis.ledger.rows import HANDOVER, HOTSPOTS, KINDS, ORDINARY, OVERHEADS, ROWS, UNOBSERVED
 from diagnosis.ledger.spent import Context, own_work, token_s
+from diagnosis.ledger.stalls import stalls
 from diagnosis.ledger.step_work import AGAIN, decoding_by_steps, others_by_steps
 from diagnosis.ledger.timeline import Spent, Timeline
 from diagnosis.sampled import beside_rate
 from diagnosis.statistics.censored import METRICS as CENSORED_METRICS
 from diagnosis.statistics.censored import at_least_s
 from diagnosis.statistics.censored import counted as counts
-
-STALL = 8.0
-"""A gap between tokens is a stall from this many times the usual gap on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +350,9 @@ def _shared_with(
 def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Timeline], context: Context) -> None:
     r = facts.requests
     decode = known_or_0(metric_values(facts, "decode"))
-    stalls = _stalls(facts, context)
-    left = decode - np.minimum(stalls, decode)
-    preempted = facts.samples.get("preemptions_total", 0.0) > 0 or np.nansum(r.get("num_preemptions")) > 0
+    preempted = facts.samples.get("preemptions_total", 0.0) > 0 or bool(np.nansum(r.get("num_preemptions")) > 0)
+    stalled = stalls(facts, lines, preempted=preempted)
+    left = decode - np.minimum(stalled, decode)
     sheet.add("preemption_recompute" if preempted else "decode_stall", decode - left)
     if r.gaps is None and not r.has("decode_s"):
         sheet.add("decode_unobserved", left)
@@ -368,7 +366,7 @@ def _write_decode(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, 
     engine_last = np.where(np.isfinite(r.engine_last_s), r.engine_last_s, np.nan)
     shared = _shared_with(facts, spent, lines, r.engine_first_s, engine_last, own=False)
     # what steps did during its own stalls (its own computing again among it) is in the stalls already
-    going = np.divide(decode - np.minimum(stalls, decode), decode, out=np.ones(len(r)), where=decode > 0)
+    going = np.divide(decode - np.minimum(stalled, decode), decode, out=np.ones(len(r)), where=decode > 0)
     for name, seconds in shared.items():
         mine = known_or_0(r.get("recomputed_tokens")) * (token_s(context) or 0.0) if name == AGAIN else 0.0
         left = sheet.carve(left, name, np.clip(seconds - mine, 0.0, None) * going * (1.0 - slow))
@@ -407,22 +405,6 @@ def _beside_decoding(facts: Facts, token_s: float | None) -> dict[str, F64]:
     shares = {name: tokens / max(computed, 1.0) for name, tokens in moves.again.items() if tokens > 0}
     rest = max(0.0, 1.0 - sum(shares.values()))
     return {name: beside * min(share, 1.0) for name, share in (shares | {"shared_prefill": rest}).items()}
-
-
-def _stalls(facts: Facts, context: Context) -> F64:
-    """Seconds of gaps that are far longer than the usual step, less one usual step each, [n]."""
-    r = facts.requests
-    stalled = r.get("stalled_s")
-    if np.isfinite(stalled).any():
-        return known_or_0(stalled)
-    gaps = r.gaps
-    out = np.zeros(len(r))
-    if gaps is None or len(gaps.gap_s) < 2:
-        return out
-    usual = float(np.median(gaps.gap_s))
-    long = gaps.gap_s > STALL * usual
-    np.add.at(out, gaps.request[long], gaps.gap_s[long] - usual)
-    return out
 
 
 def _mean_others(facts: Facts) -> F64:
