@@ -101,6 +101,8 @@ class Case:
     ended: bool = False
     checks: Sequence[Check] = ()
     """What was checked of both windows' data."""
+    apart: tuple[str, ...] = ()
+    """Dimensions that moved so far that the windows have no kind of request in common; then nothing was reweighted."""
 
     @property
     def base_word(self) -> str:

@@ -57,7 +57,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         is_worse = float(counted[1].values.mean()) >= float(counted[0].values.mean())
         model = calibrate(base, suspect, suspect_is_worse=is_worse)
         ledger_b, ledger_s = _ledgers(base, suspect, metric, model)
-        mix, comparable, judged = weighed.result()
+        mix, apart, judged = weighed.result()
     names, parts_b, parts_s = _align(ledger_b, ledger_s)
     repeats = under(mix, _repeats(base, suspect, counted))
     attribution = attribute(
@@ -100,6 +100,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         mix,
         traffic(mix, attribution, ledger_b, ledger_s, judged, growth),
         checks=checks,
+        apart=apart,
     )
     waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
     delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
@@ -108,7 +109,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     claims, excluded, unseen = ask_causes(case)
     rows = attribution_rows(attribution, at_p99, ledger_b, ledger_s, mix, judged.quantile, quantile)
     causes, more_excluded = rank(of_engine(claims), case, judged, checks, rows, delta)
-    concluded = conclude(case, judged, causes, delta, rows, comparable=comparable)
+    concluded = conclude(case, judged, causes, delta, rows)
     if not concluded.named:
         excluded += [{"cause": c.cause, "because": WHY_NOT[concluded.status]} for c in causes]
         causes = []
@@ -168,15 +169,16 @@ def _counted(facts: Facts, metric: str) -> Counted:
 
 def _weigh(
     base: Facts, suspect: Facts, counted: tuple[Counted, Counted], metric: str, quantile: str, seed: int
-) -> tuple[Mix, bool, Judged]:
-    """The common mix, whether the windows have any kind of request in common, and the change at it."""
+) -> tuple[Mix, tuple[str, ...], Judged]:
+    """The common mix, what moved where the windows have no kind of request in common (else nothing), and the change at it."""
     mix = _mix(base, suspect, counted, seed)
-    comparable = not mix.shifted or bool(mix.w_base.any() and mix.w_suspect.any())
-    if not comparable:
+    apart: tuple[str, ...] = ()
+    if mix.shifted and not (mix.w_base.any() and mix.w_suspect.any()):
+        apart = mix.moved or tuple(mix.dimension_shift)
         mix = replace(
             mix, w_base=np.ones_like(mix.w_base), w_suspect=np.ones_like(mix.w_suspect), shifted=False, moved=()
         )
-    return mix, comparable, carry(*counted, mix, metric, quantile, seed, _repeats(base, suspect, counted))
+    return mix, apart, carry(*counted, mix, metric, quantile, seed, _repeats(base, suspect, counted))
 
 
 def _repeats(base: Facts, suspect: Facts, counted: tuple[Counted, Counted]) -> Repeats:
@@ -207,7 +209,8 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
 
     def write(facts: Facts, other: Facts, *, is_suspect: bool) -> Ledger:
         off = quality.caching_is_off(facts)[0]
-        context = Context(model, most, long_tokens, reuse_ratio(other, facts), off, usual, is_suspect, told[is_suspect])
+        ratio, each = reuse_ratio(other, facts), found_each(other, facts)
+        context = Context(model, most, long_tokens, ratio, off, usual, is_suspect, each, told[is_suspect])
         return ledgers.write(facts, metric, context)
 
     return write(base, suspect, is_suspect=False), write(suspect, base, is_suspect=True)
@@ -242,6 +245,13 @@ def reuse_ratio(facts: Facts, other: Facts) -> float | None:
         return float(cached[known].sum()) / total
     queries, hits = facts.samples.get("prefix_queries_tokens_total"), facts.samples.get("prefix_hits_tokens_total")
     return hits / queries if queries and hits is not None else None
+
+
+def found_each(facts: Facts, other: Facts) -> float | None:
+    """Prompt tokens that a request of a window found on average, and could in the other one too; None where requests do not tell."""
+    cached = found_here_too(facts, other)
+    known = cached[np.isfinite(cached)]
+    return float(known.mean()) if len(known) else None
 
 
 def _mix(base: Facts, suspect: Facts, counted: tuple[Counted, Counted], seed: int) -> Mix:

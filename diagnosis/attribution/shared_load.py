@@ -47,7 +47,7 @@ def growth_by_mix(windows: tuple[Facts, Facts], rows: tuple[I64, I64], mix: Mix,
     if not mix.shifted:
         return 0.0
     means = [
-        _means(_work_s(facts, model)[kept], weight)
+        _means(work_s(facts, model)[kept], weight)
         for facts, kept, weight in zip(windows, rows, (mix.w_base, mix.w_suspect), strict=True)
     ]
     if any(told is None for told in means):
@@ -106,7 +106,7 @@ def _bounds(told: tuple[float, float] | None, kept: float) -> tuple[float, float
     return None if told is None else (told[0] * kept, told[1] * kept)
 
 
-def _work_s(facts: Facts, model: WorkModel) -> F64:
+def work_s(facts: Facts, model: WorkModel) -> F64:
     """[n] seconds of steps that each request asks for by itself: prompt tokens that are computed, and answers; NaN where not known."""
     r = facts.requests
     computed, prompt = r.get("computed_tokens"), r.get("prompt_tokens")

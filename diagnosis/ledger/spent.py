@@ -65,6 +65,8 @@ class Context:
     usual_prefill_s: float
     """Median prefill of the baseline."""
     suspect: bool
+    found_each: float | None = None
+    """Prompt tokens that a request of the *other* window found on average; None where unknown."""
     pair: Compared = field(default_factory=Compared)
     """What a look at both windows tells of this one's requests."""
 
@@ -126,7 +128,8 @@ def own_work(facts: Facts, context: Context) -> Spent:
     give("long_prefill_interference", np.where(is_long, left, 0.0))
     if untold and context.reuse_ratio is not None:
         slower = np.clip(np.nan_to_num(r.get("prefill_s")) - context.usual_prefill_s, 0.0, None)
-        give_lost(_reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower))
+        shortfall = _reuse_shortfall(left, np.where(is_long, 0.0, prompt), context.reuse_ratio, slower)
+        give_lost(shortfall * _share_that_was_found(facts, context, float(shortfall.sum())))
     give("shared_prefill", left.copy())
     density = np.zeros(n)
     rate = context.model.prefill_s_per_token
@@ -150,6 +153,17 @@ def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
     weight = left * slower
     total = float(weight.sum())
     return shortfall * weight / total if total > 0 else np.zeros(len(left))
+
+
+def _share_that_was_found(facts: Facts, context: Context, shortfall: float) -> float:
+    """Share of the shortfall that requests of the other window found more of, each: who finds as many tokens as they and asks with a
+    longer prompt has lost nothing. 1 where requests do not tell."""
+    cached = facts.requests.get("cached_tokens")
+    cached = cached[np.isfinite(cached)]
+    if context.found_each is None or len(cached) == 0 or shortfall <= 0:
+        return 1.0
+    less = context.found_each * len(cached) - float(cached.sum())
+    return min(1.0, max(less, 0.0) / shortfall)
 
 
 def _cold_tokens(facts: Facts) -> F64:

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from diagnosis.attribution.traffic import ROWS as TRAFFIC_ROWS
 from diagnosis.cause import Case
 from diagnosis.claims.offered_load import past_knee
+from diagnosis.facts import F64, Facts
 from diagnosis.ledger.rows import ROWS, UNOBSERVED
 from diagnosis.models import other_models
+from diagnosis.statistics.dimensions import LENGTHS, WORDS
 from diagnosis.statistics.judged import Judged
 from diagnosis.statistics.sufficiency import MOST_REQUESTS, required_n
 from diagnosis.telling.verdict import Change, LedgerRow, NamedCause
-from diagnosis.telling.wording import interval, listing, metric_name, percent, quantile_name, seconds, share_of, signed
+from diagnosis.telling.wording import (
+    interval,
+    listing,
+    metric_name,
+    number,
+    percent,
+    quantile_name,
+    seconds,
+    share_of,
+    signed,
+)
 
 MIN_REQUESTS = 20
 """Below this many requests in a window nothing is said about a change."""
@@ -61,10 +75,8 @@ def conclude(
     causes: Sequence[NamedCause],
     delta: Change,
     rows: Sequence[LedgerRow],
-    *,
-    comparable: bool = True,
 ) -> Conclusion:
-    """What is said of the change. `comparable` False: the windows have no kind of request in common."""
+    """What is said of the change."""
     if min(judged.significance.n) < MIN_REQUESTS:
         return Conclusion("not_distinguishable", _too_few(case, judged))
     if case.base_ledger.censored.all() and case.suspect_ledger.censored.all():
@@ -74,7 +86,7 @@ def conclude(
     unbounded = _unbounded(case, judged, delta)
     if unbounded is not None:
         return Conclusion("not_distinguishable", unbounded)
-    if not comparable:
+    if case.apart and not (causes and causes[0].cause == "length_shift"):
         return Conclusion("not_distinguishable", _incomparable(case, judged, delta))
     models = other_models(case.base, case.suspect)
     if models is not None and (
@@ -209,10 +221,29 @@ def _unbounded(case: Case, judged: Judged, delta: Change) -> str | None:
 
 def _incomparable(case: Case, judged: Judged, delta: Change) -> str:
     metric, name = metric_name(case.metric), quantile_name(judged.quantile)
+    means = [
+        f"mean {WORDS[length]} {number(before)} -> {number(now)} tokens"
+        for length in LENGTHS
+        if length in case.apart
+        for before, now in [[_mean(facts.requests.get(length)) for facts in _sides(case)]]
+        if before is not None and now is not None
+    ]
+    moved = f" ({listing(means)})" if means else ""
     return (
-        f"{name} {metric} went {_went(delta, judged)}, but the windows have no kind of request in common: whether the traffic or the "
+        f"{name} {metric} went {_went(delta, judged)}, but the windows have no kind of request in common{moved}: whether the traffic or the "
         "engine changed cannot be told."
     )
+
+
+def _sides(case: Case) -> tuple[Facts, Facts]:
+    """(baseline, suspect window), whichever way the case is asked."""
+    return (case.suspect, case.base) if case.ended else (case.base, case.suspect)
+
+
+def _mean(lengths: F64) -> float | None:
+    """Mean of what is known, None where nothing is."""
+    known = lengths[np.isfinite(lengths)]
+    return float(known.mean()) if len(known) else None
 
 
 def _other_models(
