@@ -5,7 +5,7 @@ from __future__ import annotations
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.handover import cost, quiet, spent, transfer_sql
 from diagnosis.facts import HandoverFacts
-from diagnosis.telling.wording import number, percent
+from diagnosis.telling.wording import number, percent, seconds
 
 ROW = "transfer_failures"
 
@@ -48,7 +48,8 @@ def transfer_failures(case: Case) -> Claim | Excluded | None:
             [str(rid) for rid in case.suspect.requests.request_id[now.of[now.broke]][:5]],
         ),
         Evidence(
-            f"one that broke cost {number(float(now.wire_s[now.broke].mean()))} s until that was noticed",
+            f"one that broke cost {seconds(float(now.parts[ROW].sum()) / int(now.broke.sum()))} until that was noticed and the prompt computed "
+            f"again, {seconds(float(now.wire_s[now.broke].mean()))} of it on the wire",
             float(now.wire_s[now.broke].mean()),
             "s",
             transfer_sql(case, case.suspect, "avg(coalesce(wire_s, 0)) AS wire_s", among),

@@ -4,7 +4,8 @@
     room           nothing moved, and the decode worker had not blocks enough for it; or what came was evicted there before its turn
                    and computed again, or the request preempted
     orchestration  nothing moved, and there was room
-    failed         a transfer that broke, and what the decode worker then computed again
+    failed         a transfer that broke: its wire, what it waited beyond those that went well, before it and behind it, and
+                   the time up to it that nothing tells of (until somebody noticed), and what the decode worker then computed again
     queue          the KV was there, and the decode worker had not begun
 
 Invariant: of a hand-over these sum (but for stalls after it) to the time from the end of its prefill to its first step at the decode worker. The link and the
@@ -72,12 +73,19 @@ def handovers(
     computed = _floats(table["computed_tokens"])
     lost = _computed_again(broke, computed, block_size)
     again = _again(broke | lost, _floats(table["prefill_s"]))
+    idle = np.maximum(wait - room - link, 0.0)
+    usual_wait = np.minimum(idle, _usual(idle[~broke]))
+    untold = begin - wait - requests.engine_first_s[row]
+    unnoticed = idle - usual_wait + np.nan_to_num(np.clip(untold - _usual(untold[~broke]), 0.0, None))
+    queue = queue - queue_short
+    usual_queue = np.where(broke, np.minimum(queue, _usual(queue[~broke])), queue)
+    unnoticed += queue - usual_queue  # no KV is there to wait with
     parts = {
         "transfer_wire": np.where(broke, 0.0, wire) + link,
         "decode_block_shortage": room + queue_short + np.where(lost, again, 0.0) + _known(table["stalled_s"]),
-        "transfer_orchestration": np.maximum(wait - room - link, 0.0),
-        "transfer_failures": np.where(broke, wire + again, 0.0),
-        "decode_queue": queue - queue_short,
+        "transfer_orchestration": np.where(broke, usual_wait, idle),
+        "transfer_failures": np.where(broke, wire + again + unnoticed, 0.0),
+        "decode_queue": usual_queue,
     }
     size = len(requests)
     totals = {name: np.bincount(row, seconds, size).astype(np.float64) for name, seconds in parts.items()}
@@ -317,6 +325,12 @@ def _computed_again(broke: Bool, computed: F64, block_size: int | None) -> Bool:
     """[m] hand-overs that went well, and of which the decode worker computed more than the last, partial block all the same."""
     again: Bool = ~broke & (computed > 2.0 * (block_size or np.inf))
     return again
+
+
+def _usual(seconds: F64) -> float:
+    """Median of what is known and not below 0; 0 where nothing is."""
+    known = seconds[np.isfinite(seconds)]
+    return max(float(np.median(known)), 0.0) if len(known) else 0.0
 
 
 def _again(again: Bool, prefill: F64) -> F64:

@@ -1,0 +1,95 @@
+"""Hand-overs that break and are noticed late: whoever tells the lost seconds, and where, they are the failure's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.diagnosed import few_replicates, judged, stored
+from tests.simulate import T0_NS, Rows
+
+TIMEOUT_S, PREFILL_S, WIRE_S, WAIT_S = 2.0, 0.12, 0.02, 0.004
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quickly() -> Iterator[None]:
+    with few_replicates():
+        yield
+
+
+def ns(at_s: float) -> int:
+    return T0_NS + round(at_s * 1e9)
+
+
+def split_fleet(run: str, seed: int, *, broken: float, told: str = "nowhere") -> Rows:
+    """300 requests of 2,000 tokens from p0 to d0; this share of hand-overs breaks after 2 s, and d0 computes the prompt itself.
+
+    told: the column that holds the timeout (wait_s, wire_s), that nothing does (nowhere), or that the transfer is told when it broke and
+    all else comes after it (before)."""
+    rng = np.random.default_rng(seed)
+    rows: Rows = {"request": [], "transfer": [], "worker": []}
+    for worker, role in (("p0", "prefill"), ("d0", "decode")):
+        fact = {"worker": worker, "run_id": run, "at_ns": ns(-1), "role": role, "block_size": 16, "num_blocks": 9000}
+        rows["worker"].append(fact)
+    at = free_at = 0.0
+    for i in range(300):
+        at += rng.exponential(0.35)
+        begun = max(at, free_at)
+        free_at = done = begun + PREFILL_S * rng.uniform(0.9, 1.1)
+        wait, wire = WAIT_S * rng.uniform(0.8, 1.2), WIRE_S * rng.uniform(0.9, 1.1)
+        is_broken = rng.random() < broken
+        lost = TIMEOUT_S if is_broken else 0.0
+        end = done + wait + wire + lost
+        first = end + (PREFILL_S if is_broken else 0.0) + 0.02
+        output = int(rng.integers(50, 100))
+        last = first + 0.02 * output
+        one = {"request_id": f"{run}-{i}", "run_id": run, "state": "finished", "prompt_tokens": 2000}
+        leg = {
+            **one,
+            "vantage": "engine",
+            "worker": "p0",
+            "output_tokens": 1,
+            "cached_tokens": 0,
+            "queue_s": begun - at,
+        }
+        leg |= {"arrival_ns": ns(at), "first_scheduled_ns": ns(begun), "prefill_s": done - begun}
+        rows["request"].append(
+            {**leg, **dict.fromkeys(("first_token_ns", "last_token_ns", "end_ns", "at_ns"), ns(done))}
+        )
+        leg = {**one, "vantage": "engine", "worker": "d0", "output_tokens": output, "prefill_s": first - end}
+        leg |= {
+            "arrival_ns": ns(done),
+            "first_scheduled_ns": ns(end),
+            "first_token_ns": ns(first),
+            "queue_s": end - done,
+        }
+        leg |= {"cached_tokens": 0 if is_broken else 2000, "computed_tokens": 2000 if is_broken else 0}
+        rows["request"].append({**leg, **dict.fromkeys(("last_token_ns", "end_ns", "at_ns"), ns(last))})
+        seen = {**one, "vantage": "client", "arrival_ns": ns(at - 0.001), "first_token_ns": ns(first + 0.001)}
+        seen |= {"output_tokens": output, **dict.fromkeys(("last_token_ns", "end_ns", "at_ns"), ns(last + 0.001))}
+        rows["request"].append(seen)
+        move = {"request_id": f"{run}-{i}", "run_id": run, "worker": "d0", "source_worker": "p0", "target_worker": "d0"}
+        move |= {"at_ns": ns(end - (lost if told == "before" else 0.0)), "wait_s": wait, "wire_s": wire}
+        move |= {"num_bytes": 262_144_000, "outcome": "fell_back" if is_broken else "ok"}
+        if told in ("wait_s", "wire_s"):
+            move[told] += lost
+        rows["transfer"].append(move)
+    return rows
+
+
+@pytest.mark.parametrize("told", ["nowhere", "wait_s", "wire_s", "before"])
+def test_what_a_broken_transfer_costs_is_the_failure_s(tmp_path: Path, told: str) -> None:
+    """A fifth breaks: no fixed offset without a cause, no orchestration, no slow wire, and no backlog of KV that never came."""
+    runs = [
+        split_fleet(run, seed, broken=share, told=told) for run, seed, share in (("base", 1, 0.0), ("suspect", 2, 0.2))
+    ]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdict = judged(store, "base", "suspect")
+    assert [cause.cause for cause in verdict.causes] == ["transfer_failures"], verdict.verdict
+    seconds = {row.cause: row.mean_s for row in verdict.attribution}
+    assert seconds["transfer_failures"] / verdict.delta.mean_s == pytest.approx(1.0, abs=0.05)
+    (cost,) = (e["statement"] for e in verdict.causes[0].evidence if e["statement"].startswith("one that broke"))
+    assert cost.startswith("one that broke cost 2.1")
