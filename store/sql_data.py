@@ -14,8 +14,8 @@ import pyarrow as pa
 from engine_probe.events import KINDS
 from store.conform import contract_stream, contract_types
 from store.deadline import Deadline
-from store.sandbox.narrow import Wanted, column_types
 from store.sandbox.sandbox import SqlData
+from store.sandbox.wanted import Wanted, column_types
 from store.upkeep.seal import sealed_files
 from store.views import views
 

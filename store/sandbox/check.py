@@ -77,6 +77,8 @@ _STATEMENT_HINT: Final = {
     "ATTACH": "the tables of this store are there already",
     "LOAD": "extensions cannot be loaded here",
 }
+_AROUND_TABLES: Final = frozenset(["main", "memory", "temp"])
+"""The schema and the databases of a child: `main.request` is a whole row as `request` is."""
 _EXPLAIN = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*explain\b", re.IGNORECASE | re.DOTALL)
 _OPTION = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(?P<word>analyze\b|analyse\b|\()", re.IGNORECASE | re.DOTALL)
 
@@ -226,11 +228,11 @@ def _refuse_what_reaches_out(tree: Any) -> None:
 
 
 def _reads(tree: Any) -> Reads:
-    """Tables and columns by name. All columns where the tree does not name them: `*`, a whole row, PIVOT, NATURAL."""
+    """Tables and columns by name. All columns where the tree does not name them: `*`, `#1`, a whole row, PIVOT, NATURAL."""
     tables: set[str] = set()
     aliases: set[str] = set()
     names: set[str] = set()
-    alone: set[str] = set()
+    whole: set[str] = set()
     every = catalog = False
     stack = [tree]
     while stack:
@@ -250,15 +252,15 @@ def _reads(tree: Any) -> Reads:
         elif node.get("class") == "COLUMN_REF":
             parts = [str(part).lower() for part in node["column_names"]]
             names.update(parts)
-            alone |= {parts[0]} if len(parts) == 1 else set()
+            whole |= {parts[-1]} if len(parts) == 1 or parts[-2] in _AROUND_TABLES else set()
         elif node.get("type") in ("SUBQUERY", "JOIN"):
             aliases.add(str(node.get("alias", "")).lower())
             names.update(str(name).lower() for name in node.get("using_columns") or ())
             every = every or node.get("ref_type") not in (None, "REGULAR", "CROSS", "ASOF", "POSITIONAL", "DEPENDENT")
-        elif node.get("class") == "STAR" or node.get("type") == "PIVOT":
+        elif node.get("class") in ("STAR", "POSITIONAL_REFERENCE") or node.get("type") == "PIVOT":
             every = True
         stack.extend(node.values())
-    return Reads(frozenset(tables), None if every or alone & aliases else frozenset(names), catalog)
+    return Reads(frozenset(tables), None if every or whole & aliases else frozenset(names), catalog)
 
 
 def _first_lines(error: Exception) -> str:

@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.sandbox import wire
-from store.sandbox.narrow import Wanted, column_types, narrow
+from store.sandbox.narrow import narrow
+from store.sandbox.told import Column, End, Failure, Needs, say
+from store.sandbox.wanted import Wanted, column_types
 from store.sql_json import json_rows
 
 if TYPE_CHECKING:
@@ -96,12 +98,11 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     threading.Thread(target=_end_with_parent, args=(sock,), daemon=True).start()
     _lock(connection, job)
     checked = check(connection, job["sql"])
+    connection.execute(
+        "BEGIN TRANSACTION"
+    )  # so that now() is the same for the rows that are asked for and in the statement
     plan = _plan(connection, {name.lower(): text for name, text, _ in job["views"]}, checked, job["max_rows"])
-    wire.send(
-        sock,
-        wire.NEEDS,
-        json.dumps({"kinds": {kind: wanted.document() for kind, wanted in plan.hot.items()}, "walls": walls}).encode(),
-    )
+    wire.send(sock, wire.NEEDS, say(Needs(plan.hot, list(walls))))
     started = time.monotonic()
     hot, mapped = _receive_hot(sock)
     _create_views(connection, job, plan.names, hot)
@@ -113,7 +114,7 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     connection.execute(statements[0])
     encode = _encode_json if job["form"] == "json" else _encode_arrow
     truncated = _stream(sock, connection, encode, job["max_rows"], job["max_result_bytes"])
-    wire.send(sock, wire.END, json.dumps({"truncated": truncated, "elapsed_s": time.monotonic() - started}).encode())
+    wire.send(sock, wire.END, say(End(truncated, time.monotonic() - started)))
     del mapped
 
 
@@ -251,16 +252,15 @@ def _stream(
 
     from store.sandbox.check import Refused
 
-    columns = [{"name": str(column[0]), "type": str(column[1])} for column in connection.description or []]
+    columns = [Column(str(column[0]), str(column[1])) for column in connection.description or []]
     for column in columns:
-        bare = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", column["type"])
+        bare = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", column.type)
         if found := _NO_ARROW.search(bare):
-            name = column["name"]
             raise Refused(
-                f'The column {name} has the type {found[0]}, which has no Arrow form. Cast it: "{name}"::VARCHAR'
+                f'The column {column.name} has the type {found[0]}, which has no Arrow form. Cast it: "{column.name}"::VARCHAR'
             )
     reader = connection.to_arrow_reader(BATCH_ROWS)
-    wire.send(sock, wire.COLUMNS, json.dumps(columns).encode())
+    wire.send(sock, wire.COLUMNS, say(columns))
     rows_left, bytes_left = max_rows, max_bytes
     wire.send(sock, wire.BATCH, encode(pa.RecordBatch.from_pylist([], schema=reader.schema)))
     for batch in reader:
@@ -320,7 +320,7 @@ def _verdict(error: Exception) -> tuple[str, str]:
 
 def _fail(sock: socket.socket, what: str, message: str) -> None:
     with contextlib.suppress(wire.Gone):
-        wire.send(sock, wire.ERROR, json.dumps({"what": what, "message": message[:8000]}).encode())
+        wire.send(sock, wire.ERROR, say(Failure(what, message[:8000])))
 
 
 def _end_with_parent(sock: socket.socket) -> None:

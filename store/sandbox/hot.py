@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from store.deadline import Deadline
-    from store.sandbox.narrow import Wanted
+    from store.sandbox.wanted import Wanted
 
 BATCH_ROWS: Final = 64 * 1024
 _ALIGNED: Final = 64  # Arrow's alignment holds only where the stream starts aligned

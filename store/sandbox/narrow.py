@@ -4,22 +4,19 @@ Idea: where one table is read, once, a row that the WHERE clause drops is droppe
 that are only listed, in no order or in that of columns, the first n of all are among the first n of each part.
 
 Invariant: what is kept is a superset. Whatever is not understood narrows nothing, and the statement itself runs on what is kept.
+now() is the begin of a transaction: what is worked out here is the same in a statement that runs in the same one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from engine_probe.events import KINDS
+from store.sandbox.wanted import MOST_CONDITIONS, MOST_ROWS, MOST_VALUES, Condition, Wanted, fits, num_values
 
 if TYPE_CHECKING:
     import duckdb
-
-NOW_SLACK_NS: Final = 600 * 10**9
-"""A bound that holds now() is looser by so much: it is worked out a moment before the statement runs."""
 
 OPERATORS: Final = {
     "COMPARE_EQUAL": "=",
@@ -33,62 +30,21 @@ _TURNED: Final = {"=": "=", "<>": "<>", ">": "<", ">=": "<=", "<": ">", "<=": ">
 _NULLS: Final = {"OPERATOR_IS_NULL": "IS NULL", "OPERATOR_IS_NOT_NULL": "IS NOT NULL"}
 _DIRECTIONS: Final = {"ORDER_DEFAULT": "", "ASCENDING": "ASC", "DESCENDING": "DESC"}
 _NULL_ORDERS: Final = {"ORDER_DEFAULT": "", "NULLS FIRST": "NULLS FIRST", "NULLS LAST": "NULLS LAST"}
-_NOW: Final = frozenset(["now", "get_current_timestamp", "current_timestamp", "transaction_timestamp"])
-_COMPUTES: Final = (
-    frozenset(["epoch_ns", "+", "-", "*", "trunc", "to_seconds", "to_minutes", "to_hours", "to_days"]) | _NOW
+_COMPUTES: Final = frozenset(
+    [
+        *("+", "-", "*", "trunc", "epoch_ns", "to_seconds", "to_minutes", "to_hours", "to_days", "date_trunc"),
+        *("now", "get_current_timestamp", "transaction_timestamp", "today"),
+    ]
 )
+"""Functions that give the same for the same constants, within a transaction."""
 _CONSTANTS: Final = frozenset(["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UINTEGER", "UBIGINT", "VARCHAR"])
+"""Types of constants that are the same once they were written as text: a DOUBLE would be read as a DECIMAL."""
+MOST_COMPUTED: Final = 50
+"""Of a statement: each takes a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Rows of a kind that a statement can need.
-
-    columns   None: all
-    where     all of them hold: (column, operator, value); IS NULL and IS NOT NULL have the value None, IN has a list
-    order     (column, ASC | DESC | "", NULLS FIRST | NULLS LAST | "") of the first `limit` rows
-    limit     None: all
-    """
-
-    columns: Sequence[str] | None = None
-    where: Sequence[tuple[str, str, Any]] = ()
-    order: Sequence[tuple[str, str, str]] = ()
-    limit: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """As JSON, for `wanted_of`."""
-        return asdict(self)
-
-    def sql(self, kind: str, types: Mapping[str, str], more: Sequence[str] = ()) -> str:
-        """The SELECT; `types` are the columns that there are, `more` further conditions of ours.
-
-        Raises ValueError for what no statement of ours would say: it may come from a process that a person's text has broken.
-        """
-        some = "*" if self.columns is None else ", ".join(_column(name, types) for name in self.columns)
-        conditions = [*more, *(_condition(column, operator, value, types) for column, operator, value in self.where)]
-        text = f'SELECT {some} FROM "{kind}"'
-        if conditions:
-            text += " WHERE " + " AND ".join(conditions)
-        if self.limit is None:
-            return text
-        if self.order:
-            text += " ORDER BY " + ", ".join(_order(*one, types=types) for one in self.order)
-        if not isinstance(self.limit, int) or isinstance(self.limit, bool) or self.limit < 0:
-            raise ValueError(f"a limit of {self.limit!r}")
-        return f"{text} LIMIT {self.limit}"
-
-
-def column_types(kind: str) -> dict[str, str]:
-    """Column -> type of the contract, with the two that the store adds."""
-    return {column.name: column.type for column in KINDS[kind]} | {"source": "string", "received_ns": "int64"}
-
-
-def wanted_of(document: Mapping[str, Any]) -> Wanted:
-    """From `Wanted.document`. Raises ValueError for another document."""
-    try:
-        return Wanted(**document)
-    except TypeError as error:
-        raise ValueError(f"no rows are wanted like this: {error}") from None
+class _Unclear(Exception):
+    """What a statement compares with cannot be worked out; the statement will say so itself."""
 
 
 def narrow(
@@ -99,13 +55,14 @@ def narrow(
 ) -> dict[str, Wanted]:
     """Kind -> what this statement can need of it, columns left open; empty where nothing can be told.
 
-    kinds      kind -> column -> type, as `column_types`
-    max_rows   the answer has no more (one more tells that it was cut)
+    connection   in the transaction in which the statement will run; in a new one where something could not be worked out
+    kinds        kind -> column -> type, as `column_types`
+    max_rows     the answer has no more (one more tells that it was cut)
     """
     node = statement["node"]
     tables = [one for one in _nodes(node) if one.get("type") in ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF", "PIVOT")]
     table = node.get("from_table") or {}
-    kind = str(table.get("table_name", "")).lower()
+    kind = _lower(table.get("table_name", ""))
     plain = (
         node.get("type") == "SELECT_NODE"
         and len(tables) == 1
@@ -117,9 +74,12 @@ def narrow(
     if not plain:
         return {}
     reader = _Reader(connection, kinds[kind])
-    understood = [reader.conditions(part) for part in _conjuncts(node["where_clause"])]
-    where = [one for conditions, _ in understood for one in conditions]
-    is_exact = all(exact for _, exact in understood)
+    try:
+        where, is_exact = reader.all_of(node["where_clause"])
+    except _Unclear:
+        connection.execute("ROLLBACK")  # the error has ended it
+        connection.execute("BEGIN TRANSACTION")
+        return {}
     order, limit = _first_rows(node, kinds[kind], max_rows) if is_exact else ((), None)
     return {kind: Wanted(None, where, order, limit)}
 
@@ -129,65 +89,73 @@ class _Reader:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, types: Mapping[str, str]) -> None:
         self._connection, self._types = connection, types
+        self._num_computed = 0
 
-    def conditions(self, part: Mapping[str, Any]) -> tuple[list[tuple[str, str, Any]], bool]:
-        """(conditions that hold where the part does, whether they say all that the part says)."""
+    def all_of(self, clause: Mapping[str, Any] | None) -> tuple[list[Condition], bool]:
+        """(conditions that hold where the WHERE clause does, whether they say all that it says). Raises _Unclear."""
+        found: list[Condition] = []
+        values, is_exact = 0, True
+        for part in _conjuncts(clause):
+            conditions = self._conditions(part)
+            values += sum(num_values(one) for one in conditions or ())
+            if conditions is None or len(found) + len(conditions) > MOST_CONDITIONS or values > MOST_VALUES:
+                is_exact = False
+            else:
+                found += conditions
+        return found, is_exact
+
+    def _conditions(self, part: Mapping[str, Any]) -> list[Condition] | None:
+        """Conditions that say what this part says; None where there are none."""
         kind, children = part["type"], part.get("children", ())
         if kind in OPERATORS:
             return self._compared(part["left"], OPERATORS[kind], part["right"])
-        if kind == "COMPARE_BETWEEN":
-            low, low_exact = self._compared(part["input"], ">=", part["lower"])
-            high, high_exact = self._compared(part["input"], "<=", part["upper"])
-            return low + high, low_exact and high_exact
+        if kind == "COMPARE_BETWEEN":  # all three are compared in one type: one bound alone says nothing
+            low = self._compared(part["input"], ">=", part["lower"])
+            high = self._compared(part["input"], "<=", part["upper"])
+            return None if low is None or high is None else low + high
         if kind in _NULLS and (column := self._column(children[0])) is not None:
-            return [(column, _NULLS[kind], None)], True
+            return [(column, _NULLS[kind], None)]
         if kind == "COMPARE_IN" and (column := self._column(children[0])) is not None:
+            if len(children) > MOST_VALUES:
+                return None
             values = [self._value(column, child) for child in children[1:]]
-            if all(value is not None and exact for value, exact in values):
-                return [(column, "IN", [value for value, _ in values])], True
-        return [], False
+            return None if None in values else [(column, "IN", [one for one in values if one is not None])]
+        return None
 
-    def _compared(
-        self, left: Mapping[str, Any], operator: str, right: Mapping[str, Any]
-    ) -> tuple[list[tuple[str, str, Any]], bool]:
+    def _compared(self, left: Mapping[str, Any], operator: str, right: Mapping[str, Any]) -> list[Condition] | None:
         column = self._column(left)
         if column is None:
             column, right, operator = self._column(right), left, _TURNED[operator]
-        if column is None:
-            return [], False
-        value, exact = self._value(column, right)
-        if value is None or (not exact and operator in ("=", "<>")):
-            return [], False
-        if not exact:
-            value += NOW_SLACK_NS if operator in ("<", "<=") else -NOW_SLACK_NS
-        return [(column, operator, value)], exact
+        value = None if column is None else self._value(column, right)
+        return None if column is None or value is None else [(column, operator, value)]
 
     def _column(self, part: Mapping[str, Any]) -> str | None:
         if part.get("class") != "COLUMN_REF" or len(part["column_names"]) != 1:
             return None
-        name = str(part["column_names"][0]).lower()
+        name = _lower(part["column_names"][0])
         return name if name in self._types else None
 
-    def _value(self, column: str, part: Mapping[str, Any]) -> tuple[Any, bool]:
-        """(what a part without columns comes to, None where that cannot be told; whether it will be the same a moment later)."""
+    def _value(self, column: str, part: Mapping[str, Any]) -> int | str | None:
+        """What a part without columns comes to, where it is a value of that column; else None."""
         value: Any = None
-        exact = True
         if part.get("class") == "CONSTANT":
             value = part["value"].get("value") if part["value"]["type"]["id"] in _CONSTANTS else None
-        elif self._types[column] == "int64" and _is_computed(part):
-            value, exact = self._computed(part), not _holds_now(part)
-        return (value, exact) if _fits(value, self._types[column]) else (None, exact)
+        elif self._types[column] == "int64" and self._num_computed < MOST_COMPUTED and _is_computed(part):
+            self._num_computed += 1
+            value = self._computed(part)
+        return value if fits(value, self._types[column]) else None
 
     def _computed(self, part: Mapping[str, Any]) -> Any:
         import duckdb
 
-        tree = json.loads((self._connection.execute("SELECT json_serialize_sql('SELECT 1')").fetchone() or ("",))[0])
-        tree["statements"][0]["node"]["select_list"] = [part]
         try:
+            (empty,) = self._connection.execute("SELECT json_serialize_sql('SELECT 1')").fetchone() or ("",)
+            tree = json.loads(empty)
+            tree["statements"][0]["node"]["select_list"] = [part]
             (text,) = self._connection.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchone() or ("",)
             return (self._connection.execute(text).fetchone() or (None,))[0]
-        except duckdb.Error:
-            return None  # the statement will say so itself
+        except duckdb.Error as error:
+            raise _Unclear from error
 
 
 def _conjuncts(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -223,73 +191,48 @@ def _first_rows(
         if None in asked:
             return [], None
         limit, offset = min(limit, asked[0] or 0), asked[1] or 0
+    if limit + offset > MOST_ROWS:
+        return [], None
     order = []
-    aliases = {str(one["alias"]).lower() for one in node["select_list"]}
+    aliases = {_lower(one["alias"]) for one in node["select_list"]}
     for one in modifiers.get("ORDER_MODIFIER", {}).get("orders", ()):
         by = one["expression"]
-        name = str(by["column_names"][0]).lower() if by["class"] == "COLUMN_REF" else ""
+        name = _lower(by["column_names"][0]) if by["class"] == "COLUMN_REF" else ""
         if name not in types or len(by["column_names"]) != 1 or name in aliases:
             return [], None
         order.append((name, _DIRECTIONS[one["type"]], _NULL_ORDERS[one["null_order"]]))
-    return order, limit + offset
+    names = [name for name, *_ in order]
+    return [one for at, one in enumerate(order) if one[0] not in names[:at]], limit + offset
 
 
 def _whole(part: Mapping[str, Any] | None, default: int) -> int | None:
     """A whole number of the text; `default` where there is none, None where it is something else."""
     if part is None:
         return default
-    value = part["value"].get("value") if part["class"] == "CONSTANT" else None
-    return value if isinstance(value, int) and value >= 0 else None
+    if part["class"] != "CONSTANT" or part["value"]["type"]["id"] not in _CONSTANTS:
+        return None  # the digits of a DECIMAL are a whole number too, but another one
+    value = part["value"].get("value")
+    return value if fits(value, "int64") and value >= 0 else None
 
 
 def _is_computed(part: Mapping[str, Any]) -> bool:
-    """Only constants, and functions that give the same for them, but for one now() that is neither doubled nor scaled."""
-    nows = 0
+    """Only constants that keep their type as text, and functions that give the same for them."""
     for one in _nodes(part):
-        if "class" not in one:
-            continue
-        name = str(one.get("function_name", "")).lower()
-        if one["class"] not in ("CONSTANT", "CAST", "FUNCTION") or (
-            one["class"] == "FUNCTION" and name not in _COMPUTES
-        ):
+        if one.get("class") == "CONSTANT":
+            if one["value"]["type"]["id"] not in _CONSTANTS:
+                return False
+        elif one.get("class") == "FUNCTION":
+            if str(one["function_name"]).lower() not in _COMPUTES:
+                return False
+        elif one.get("class", "CAST") != "CAST":
             return False
-        if name == "*" and _holds_now(one):
-            return False
-        nows += name in _NOW
-    return nows <= 1
+    return True
 
 
-def _holds_now(part: Mapping[str, Any]) -> bool:
-    return any(str(one.get("function_name", "")).lower() in _NOW for one in _nodes(part))
-
-
-def _fits(value: Any, type_name: str) -> bool:
-    if type_name == "string":
-        return isinstance(value, str) and "\0" not in value
-    return type_name in ("int64", "uint64") and isinstance(value, int) and not isinstance(value, bool)
-
-
-def _column(name: str, types: Mapping[str, str]) -> str:
-    if name not in types:
-        raise ValueError(f"there is no column {name!r}")
-    return f'"{name}"'
-
-
-def _condition(column: str, operator: str, value: Any, types: Mapping[str, str]) -> str:
-    quoted = _column(column, types)
-    if operator in _NULLS.values() and value is None:
-        return f"{quoted} {operator}"
-    values = value if operator == "IN" and isinstance(value, list) else [value]
-    if operator not in ("IN", *OPERATORS.values()) or not values or not all(_fits(v, types[column]) for v in values):
-        raise ValueError(f"the condition {column} {operator} {value!r}")
-    texts = [str(one) if isinstance(one, int) else "'" + one.replace("'", "''") + "'" for one in values]
-    return f"{quoted} IN ({', '.join(texts)})" if operator == "IN" else f"{quoted} {operator} {texts[0]}"
-
-
-def _order(column: str, direction: str, nulls: str, types: Mapping[str, str]) -> str:
-    if direction not in _DIRECTIONS.values() or nulls not in _NULL_ORDERS.values():
-        raise ValueError(f"the order {column} {direction} {nulls}")
-    return " ".join(part for part in (_column(column, types), direction, nulls) if part)
+def _lower(name: Any) -> str:
+    """As DuckDB compares names: letters beyond ASCII are as they are."""
+    text = str(name)
+    return text.lower() if text.isascii() else text
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -20,9 +20,9 @@ from engine_probe.errors import QueryKilled, QueryRefused, StoreBusy, StoreError
 from store.deadline import Late
 from store.sandbox import wire
 from store.sandbox.hot import shared
-from store.sandbox.narrow import wanted_of
 from store.sandbox.process import Child
 from store.sandbox.terms import MIB, Picture, SqlData, SqlLimits, SqlResult
+from store.sandbox.told import MOST_BYTES, Column, End, Failure, Needs, heard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,19 +57,19 @@ class Conversation:
 
         columns, walls, end = self._hold(sql, data, max_rows, "arrow", take)
         table = pa.Table.from_batches(batches)
-        return SqlResult(columns, table, bool(end["truncated"]), float(end["elapsed_s"]), walls)
+        return SqlResult(columns, table, end.truncated, end.elapsed_s, walls)
 
     def json(self, sql: str, data: Picture, max_rows: int) -> bytes:
         """Rows as JSON text, which nobody here looks into."""
         parts: list[memoryview] = []
         columns, _, end = self._hold(sql, data, max_rows, "json", parts.append)
         head = b'{"columns":' + json.dumps(columns, ensure_ascii=False).encode() + b',"rows":['
-        tail = b'],"truncated":' + (b"true" if end["truncated"] else b"false") + b"}"
+        tail = b'],"truncated":' + (b"true" if end.truncated else b"false") + b"}"
         return head + b",".join(part for part in parts if part) + tail
 
     def _hold(
         self, sql: str, data: Picture, max_rows: int, form: str, take: Callable[[memoryview], None]
-    ) -> tuple[list[dict[str, str]], tuple[str, ...], dict[str, Any]]:
+    ) -> tuple[list[dict[str, str]], tuple[str, ...], End]:
         """Columns, walls, and how it ended. Raises QueryRefused, QueryKilled, StoreBusy, StoreError."""
         sock = self._child.socket
         sock.settimeout(self._limits.timeout_s)
@@ -78,17 +78,16 @@ class Conversation:
             seen = data if isinstance(data, SqlData) else data(self._waiter)
             job = self._job(sql, seen) | {"max_rows": max_rows, "form": form}
             wire.send(sock, wire.JOB, json.dumps(job).encode())
-            needs = json.loads(bytes(self._expect(wire.NEEDS, MIB)))
-            wanted = {kind: wanted_of(document) for kind, document in needs["kinds"].items()}
-            with shared(seen.hot, wanted, self._limits.memory_bytes, self._waiter) as (layout, fds):
+            needs = heard(self._expect(wire.NEEDS, MOST_BYTES), Needs)
+            with shared(seen.hot, needs.kinds, self._limits.memory_bytes, self._waiter) as (layout, fds):
                 wire.send(sock, wire.HOT, json.dumps(layout).encode(), fds)
-            columns = json.loads(bytes(self._expect(wire.COLUMNS, 16 * MIB)))
+            columns = heard(self._expect(wire.COLUMNS, 16 * MIB), list[Column])
             end = self._take_rows(take)
         except Late:
             raise self._too_late() from None
         except (wire.Gone, wire.TooLong, ValueError) as error:
             raise self._died(error) from error
-        return columns, tuple(needs["walls"]), end
+        return [{"name": one.name, "type": one.type} for one in columns], tuple(needs.walls), end
 
     def _await_start(self) -> None:
         """The statement's time begins when the child is up. Raises StoreBusy where it does not come up."""
@@ -129,35 +128,34 @@ class Conversation:
     def _expect(self, kind: bytes, limit: int) -> memoryview:
         got, body, _ = wire.receive(self._child.socket, limit, self._waiter)
         if got == wire.ERROR:
-            raise self._told(json.loads(bytes(body)))
+            raise self._told(heard(body, Failure))
         if got != kind:
             raise ValueError(f"frame {got!r} where {kind!r} was expected")
         return body
 
-    def _take_rows(self, take: Callable[[memoryview], None]) -> dict[str, Any]:
+    def _take_rows(self, take: Callable[[memoryview], None]) -> End:
         """Give each batch to `take` until the end, which is answered."""
         left = self._limits.max_result_bytes + MIB
         while True:
             kind, body, _ = wire.receive(self._child.socket, left, self._waiter)
             if kind == wire.ERROR:
-                raise self._told(json.loads(bytes(body)))
+                raise self._told(heard(body, Failure))
             if kind == wire.END:
-                end: dict[str, Any] = json.loads(bytes(body))
-                return end
+                return heard(body, End)
             if kind != wire.BATCH:
                 raise ValueError(f"frame {kind!r} among the rows")
             left -= len(body)
             take(body)
 
-    def _told(self, report: dict[str, str]) -> StoreError:
-        what, message = report["what"], report["message"]
+    def _told(self, failure: Failure) -> StoreError:
+        what, message = failure.what, failure.message
         if what == "refused":
             return QueryRefused(message)
         if what == "memory":
             return self._no_memory(message)
         if what == "locked":
             return StoreBusy(
-                f"Another process holds the database ({message.splitlines()[0]}). "
+                f"Another process holds the database ({message.partition(chr(10))[0]}). "
                 "Ask that process over HTTP: kvscope sql --url http://127.0.0.1:8321 ...",
                 retry_after_s=5,
             )

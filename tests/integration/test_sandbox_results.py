@@ -19,8 +19,8 @@ from store.deadline import Deadline
 from store.duckdb_store import DuckDBStore
 from store.interface import Batch, BatchId
 from store.open import open_store
-from store.sandbox.narrow import Wanted
 from store.sandbox.sandbox import SqlData, SqlLimits, SqlRunner, run_sql
+from store.sandbox.wanted import Wanted
 from store.upkeep.seal import seal
 from store.views import views
 

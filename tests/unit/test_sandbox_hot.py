@@ -22,8 +22,8 @@ from store.deadline import Deadline, Late
 from store.interface import Batch
 from store.open import open_store
 from store.sandbox.hot import shared
-from store.sandbox.narrow import Wanted
 from store.sandbox.sandbox import MIB, SqlLimits, run_sql
+from store.sandbox.wanted import Wanted
 from tests.store_rows import request
 
 ONE_MIB = pa.record_batch({"at_ns": pa.array(range(MIB // 8), pa.int64())})
