@@ -307,6 +307,7 @@ class HandoverFacts:
     before_first   [n] whether the caller's first token came after the hand-over
     num_bytes, wire_s, wait_s, link_s, broke, of   [m] of each transfer; link_s: of the wait, behind others; of: row of its request
     sees_room      whether steps, or scraped usage, tell the decode workers' free blocks
+    tells          which of transfer.wait_s, transfer.wire_s and transfer.outcome are known; the last one of recorded transfers alone
     """
 
     parts: Mapping[str, F64]
@@ -325,6 +326,7 @@ class HandoverFacts:
     broke: Bool
     of: I64
     sees_room: bool
+    tells: frozenset[str] = frozenset(("transfer.wait_s", "transfer.wire_s", "transfer.outcome"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,10 @@ def cost(case: Case, row: str, what: str, found: Spent) -> Evidence:
     )
 
 
-def transfer_sql(case: Case, facts: Facts, select: str, where: str = "true") -> str:
-    """`select` over the hand-overs of the window's requests, as they stand in `transfer`."""
+def transfer_sql(case: Case, facts: Facts, select: str, where: str = "true") -> str | None:
+    """`select` over the hand-overs of the window's requests, as they stand in `transfer`; None where requests alone tell of them."""
+    if facts.handover is None or "transfer.outcome" not in facts.handover.tells:
+        return None
     window = moved(case.window_of(facts), facts.requests.engine_ahead_ns)
     among = case.sql_where(reach(window), "at_ns")
     asked = (

@@ -215,9 +215,9 @@ def _write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Ti
     engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
     between = np.minimum(retried, known_or_0(r.get("network_s")))
     if facts.handover is not None:  # between caller and prefill worker lies the hand-over too
-        between = between + np.where(
-            facts.handover.before_first, timelines.sum_of(facts.handover.parts.values(), len(r)), 0.0
-        )
+        moved = timelines.sum_of(facts.handover.parts.values(), len(r))
+        to_first = known_or_0(facts.handover.first_s - r.engine_first_s)
+        between = between + np.where(facts.handover.before_first, np.maximum(moved, to_first), 0.0)
     engine_front = np.maximum(engine_front - between, 0.0)
     rest = sheet.carve(rest, "front_end", engine_front)
     sheet.add("unexplained", rest)

@@ -65,10 +65,10 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
     return Pace(per_token[quiet], running[quiet], gaps.at_s[quiet])
 
 
-def mean_gaps(requests: RequestFacts) -> Pace:
+def mean_gaps(requests: RequestFacts, without: I64 | None = None) -> Pace:
     """A request's decode without prefills, a token: where single gaps are not recorded. `at_s` is its last token.
 
-    Time in which some prompt of the worker was being computed is taken out, and one token for each such prompt with it.
+    `without`: rows that tell nothing of the pace, for they were out for a while. Time in which some prompt of the worker was being computed is taken out, and one token for each such prompt with it.
     """
     tokens, decode = requests.get("output_tokens"), requests.get("decode_s")
     first, last = requests.engine_first_s, requests.engine_last_s
@@ -86,7 +86,8 @@ def mean_gaps(requests: RequestFacts) -> Pace:
             continue
         running[mine] = decoding_at(requests, rows, (requests.first_token_s[mine] + requests.last_token_s[mine]) / 2)
         scheduled, begun, ended = np.sort(requests.scheduled_s[mine]), first[mine], last[mine]
-        done = np.sort(begun)
+        # of a hand-over the first token comes long after the prompt was computed
+        done = np.sort(np.fmin(begun, requests.scheduled_s[mine] + requests.get("prefill_s")[mine]))
         edges = np.unique(np.concatenate([scheduled, done]))
         level = np.searchsorted(scheduled, edges[:-1], "right") - np.searchsorted(done, edges[:-1], "right")
         prefilling = np.concatenate([[0.0], np.cumsum((level > 0) * np.diff(edges))])
@@ -95,6 +96,8 @@ def mean_gaps(requests: RequestFacts) -> Pace:
     left = tokens - 1 - np.nan_to_num(requests.get("accepted_tokens")) - prompts
     quiet = decode - busy
     known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
+    if without is not None:
+        known[without] = False
     return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known])
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Bool, HandoverFacts, RequestFacts, StepFacts
+from diagnosis.loading.moves import BETWEEN, moves
 from diagnosis.loading.requests import reach, seconds_since
 from store.evidence.lineage import window_sql
 from store.interface import Store, Window
@@ -31,18 +32,13 @@ AT_ONCE_S: Final = 0.0005
 """A transfer that begins this soon after the end of another into the same worker waited for it."""
 LOOKS: Final = 16
 """Instants of a wait at which the decode worker's blocks are looked at."""
-_BETWEEN: Final = (
-    "source_worker IS NOT NULL AND target_worker IS NOT NULL AND source_worker <> target_worker "
-    "AND NOT starts_with(source_worker, target_worker || '/') AND NOT starts_with(target_worker, source_worker || '/')"
-)
-"""SQL: between two workers; a tier load comes from the worker's own tier."""
 BROKE: Final = ("fell_back", "failed", "refused")
 
 
 def handovers(
     store: Store, window: Window, requests: RequestFacts, steps: StepFacts | None, block_size: int | None
 ) -> HandoverFacts | None:
-    """Of the window's requests; None where no transfer between two workers was recorded for any of them."""
+    """Of the window's requests; None where no move between two workers is told of any of them."""
     table = _read(store, window)
     if table is None:
         return None
@@ -114,7 +110,15 @@ def handovers(
         broke=broke,
         of=row,
         sees_room=bool(np.isfinite(short).any()),
+        tells=_tells(table),
     )
+
+
+def _tells(table: pa.Table) -> frozenset[str]:
+    """What is known of these moves: of recorded ones all, of others what their requests tell."""
+    if pc.any(table["recorded"]).as_py():
+        return frozenset(("transfer.wait_s", "transfer.wire_s", "transfer.outcome"))
+    return frozenset(f"transfer.{name}" for name in ("wait_s", "wire_s") if table[name].null_count < table.num_rows)
 
 
 def with_legs(requests: RequestFacts, moves: HandoverFacts) -> RequestFacts:
@@ -135,10 +139,11 @@ def one_a_request(store: Store, window: Window, table: pa.Table) -> pa.Table:
 
     A decode worker that was given the first token counts it to its prompt; one that was not gives the caller its first.
     """
-    condition, params = window_sql(reach(window), "at_ns")
-    sent = store.query(
-        f"SELECT DISTINCT request_id, target_worker AS worker FROM transfer WHERE {condition} AND {_BETWEEN}", params
-    )
+    found = moves(store, window)
+    if found is None:
+        return table
+    query, params = found
+    sent = store.query(f"SELECT DISTINCT request_id, target_worker AS worker FROM ({query}) WHERE {BETWEEN}", params)
     if sent.num_rows == 0:
         return table
     is_leg = pc.is_in(_pairs(table), value_set=_pairs(sent).combine_chunks())
@@ -185,20 +190,20 @@ def _pairs(table: pa.Table) -> pa.ChunkedArray:
 
 def _read(store: Store, window: Window) -> pa.Table | None:
     """Transfers between two workers, in order of time, each beside the row of its request at the worker that took it."""
-    condition, params = window_sql(reach(window), "at_ns")
-    between = f"{condition} AND {_BETWEEN}"
-    if store.query(f"SELECT 1 FROM transfer WHERE {between} LIMIT 1", params).num_rows == 0:
+    found = moves(store, window)
+    if found is None:
         return None
+    query, params = found
     legs, leg_params = window_sql(reach(window), "arrival_ns")
-    return store.query(
+    table = store.query(
         "SELECT t.*, d.first_scheduled_ns AS begun_ns, d.first_token_ns AS first_ns, d.last_token_ns AS last_ns, d.prefill_s, "
-        "d.stalled_s, d.computed_tokens, d.output_tokens FROM (SELECT request_id, source_worker, target_worker, at_ns, num_bytes, outcome, wait_s, wire_s "
-        f"FROM transfer WHERE {between}) t LEFT JOIN (SELECT request_id, worker, first_scheduled_ns, first_token_ns, "
+        f"d.stalled_s, d.computed_tokens, d.output_tokens FROM ({query}) t LEFT JOIN (SELECT request_id, worker, first_scheduled_ns, first_token_ns, "
         f"last_token_ns, prefill_s, stalled_s, computed_tokens, output_tokens FROM request WHERE {legs} AND vantage = 'engine' "
         "QUALIFY row_number() OVER (PARTITION BY request_id, worker ORDER BY arrival_ns DESC) = 1) d "
         "ON t.request_id = d.request_id AND t.target_worker = d.worker ORDER BY t.at_ns, t.request_id",
         [*params, *leg_params],
     )
+    return table if table.num_rows else None
 
 
 def _behind_others(target: I64, begin: F64, end: F64, wait: F64) -> tuple[F64, F64]:

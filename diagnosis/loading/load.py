@@ -144,7 +144,7 @@ def _load(
     if routed is not None:
         visible |= routed.visible
     if moves is not None:
-        visible |= {"transfer.wait_s", "transfer.wire_s", "transfer.outcome"}
+        visible |= moves.tells
     shared = None if size is None or facts_lineage is None else sharing(table["prompt_blocks"], size)
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}

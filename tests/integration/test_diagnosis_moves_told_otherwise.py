@@ -1,4 +1,4 @@
-"""Hand-overs that break and are noticed late: whoever tells the lost seconds, and where, they are the failure's."""
+"""Hand-overs that are told otherwise than one would like: timeouts in other columns, seconds by requests alone, or by nobody."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ns(at_s: float) -> int:
     return T0_NS + round(at_s * 1e9)
 
 
-def split_fleet(run: str, seed: int, *, broken: float, told: str = "nowhere") -> Rows:
+def split_fleet(run: str, seed: int, *, broken: float = 0.0, told: str = "nowhere", wire_s: float = WIRE_S) -> Rows:
     """300 requests of 2,000 tokens from p0 to d0; this share of hand-overs breaks after 2 s, and d0 computes the prompt itself.
 
     told: the column that holds the timeout (wait_s, wire_s), that nothing does (nowhere), or that the transfer is told when it broke and
@@ -39,7 +39,7 @@ def split_fleet(run: str, seed: int, *, broken: float, told: str = "nowhere") ->
         at += rng.exponential(0.35)
         begun = max(at, free_at)
         free_at = done = begun + PREFILL_S * rng.uniform(0.9, 1.1)
-        wait, wire = WAIT_S * rng.uniform(0.8, 1.2), WIRE_S * rng.uniform(0.9, 1.1)
+        wait, wire = WAIT_S * rng.uniform(0.8, 1.2), wire_s * rng.uniform(0.9, 1.1)
         is_broken = rng.random() < broken
         lost = TIMEOUT_S if is_broken else 0.0
         end = done + wait + wire + lost
@@ -93,3 +93,60 @@ def test_what_a_broken_transfer_costs_is_the_failure_s(tmp_path: Path, told: str
     assert seconds["transfer_failures"] / verdict.delta.mean_s == pytest.approx(1.0, abs=0.05)
     (cost,) = (e["statement"] for e in verdict.causes[0].evidence if e["statement"].startswith("one that broke"))
     assert cost.startswith("one that broke cost 2.1")
+
+
+def by_requests(rows: Rows, *, tell: bool) -> Rows:
+    """Nobody records transfers; the decode worker's row of each request tells its seconds of them, or nothing."""
+    moved = {row["request_id"]: row for row in rows["transfer"]}
+    requests = []
+    for row in rows["request"]:
+        move = moved[row["request_id"]]
+        seconds = {"kv_transfer_s": move["wire_s"], "handover_s": move["wait_s"]}
+        requests.append({**row, **(seconds if tell and row.get("worker") == "d0" else {})})
+    return {**rows, "request": requests, "transfer": []}
+
+
+def one_row(rows: Rows) -> Rows:
+    """Both workers told of each request in one row: that of the one who decoded it, from its arrival on."""
+    first = {row["request_id"]: row for row in rows["request"] if row.get("worker") == "p0"}
+    kept = ("arrival_ns", "first_scheduled_ns", "queue_s", "prefill_s", "cached_tokens")
+    requests = [
+        {**row, **({name: first[row["request_id"]][name] for name in kept} if row.get("worker") == "d0" else {})}
+        for row in rows["request"]
+        if row.get("worker") != "p0"
+    ]
+    return {**rows, "request": requests, "worker": []}
+
+
+def of_vantage(rows: Rows, vantage: str) -> Rows:
+    return {**rows, "request": [row for row in rows["request"] if vantage in ("both", row["vantage"])]}
+
+
+@pytest.mark.parametrize("vantage", ["both", "engine"])
+@pytest.mark.parametrize("shape", ["two rows", "one row"])
+def test_a_slow_wire_is_told_by_requests_alone(tmp_path: Path, shape: str, vantage: str) -> None:
+    """0.4 s on the wire for 20 ms: it lies between the two workers, and not before the engine."""
+    runs = [
+        of_vantage(by_requests(split_fleet(run, seed, wire_s=wire), tell=True), vantage)
+        for run, seed, wire in (("base", 1, WIRE_S), ("suspect", 2, 0.4))
+    ]
+    with stored(tmp_path / "s.duckdb", map(one_row, runs) if shape == "one row" else runs) as store:
+        verdict = judged(store, "base", "suspect")
+    assert [cause.cause for cause in verdict.causes] == ["transfer_wire"], verdict.verdict
+    seconds = {row.cause: row.mean_s for row in verdict.attribution}
+    assert seconds["transfer_wire"] == pytest.approx(0.38, abs=0.02)
+    assert abs(seconds.get("slow_steps", 0.0)) < 0.02
+
+
+def test_what_nobody_tells_between_two_workers_is_not_before_the_engine(tmp_path: Path) -> None:
+    """The same with no second of it in any column: two rows of a request say that it lies between them, and no more."""
+    runs = [
+        by_requests(split_fleet(run, seed, wire_s=wire), tell=False)
+        for run, seed, wire in (("base", 1, WIRE_S), ("suspect", 2, 0.4))
+    ]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdict = judged(store, "base", "suspect")
+    assert (verdict.status, verdict.causes) == ("not_distinguishable", []), verdict.verdict
+    seconds = {row.cause: row.mean_s for row in verdict.attribution}
+    assert seconds["unexplained"] == pytest.approx(0.38, abs=0.02)
+    assert {unseen["cause"] for unseen in verdict.not_observable} >= {"transfer_wire", "transfer_failures"}
