@@ -24,6 +24,8 @@ USUAL = 0.25
 """Quantile of the look-ups of a window that is taken for what a look-up costs as a rule: more than half may wait for a lock."""
 BEYOND = 2.0
 """Times that usual cost from which on the rest of a look-up is a wait."""
+STRETCHES, FEWEST = 10, 40
+"""Stretches of a window in which that usual cost may grow, and look-ups that each has at least."""
 
 
 def overheads(facts: Facts) -> dict[str, F64]:
@@ -49,17 +51,38 @@ def overheads(facts: Facts) -> dict[str, F64]:
 
 
 def lookup_parts(requests: RequestFacts) -> tuple[F64, F64]:
-    """Seconds of each look-up that it takes as a rule at the prompt's length, and that it waited beside, [n] each; NaN unknown."""
+    """Seconds of each look-up that it takes as a rule at the prompt's length, and that it waited beside, [n] each; NaN unknown.
+
+    A look-up may get dearer with what the cache holds: what all stretches from one on take at least is the rule there.
+    """
     looked = requests.get("cache_lookup_s")
     known = np.isfinite(looked)
     if not known.any():
         return looked, np.zeros(len(looked))
     tokens = requests.get("prompt_tokens")
     rate = np.divide(looked, tokens, out=np.full(len(looked), np.nan), where=tokens > 0)
-    per_token = np.nanquantile(rate[known], USUAL) if np.isfinite(rate[known]).any() else 0.0
-    usual = np.maximum(float(np.quantile(looked[known], USUAL)), np.nan_to_num(per_token * tokens))
+    usual = np.maximum(_usual(looked, requests.arrival_s), np.nan_to_num(_usual(rate, requests.arrival_s) * tokens))
     waited = np.where(known & (looked > BEYOND * usual), looked - usual, 0.0)
     return looked - waited, waited
+
+
+def _usual(values: F64, at_s: F64) -> F64:
+    """[n] what `values` are as a rule at their instants: the quantile of all, or that of every stretch from theirs on, if it is more.
+
+    A wait that comes and goes leaves quick ones behind it, so it raises nothing; what only grows does.
+    """
+    known = np.flatnonzero(np.isfinite(values))
+    out = np.zeros(len(values))
+    if len(known) == 0:
+        return out
+    out[:] = np.quantile(values[known], USUAL)
+    num = min(STRETCHES, len(known) // FEWEST)
+    if num > 1:
+        parts = np.array_split(known[np.argsort(at_s[known], kind="stable")], num)
+        least = [float(np.quantile(values[part], USUAL)) for part in parts]
+        for part, floor in zip(parts, np.minimum.accumulate(least[::-1])[::-1], strict=True):
+            out[part] = np.maximum(out[part], floor)
+    return out
 
 
 def without_overheads(facts: Facts) -> Facts:

@@ -31,6 +31,10 @@ STANDING: Final = threshold(
 )
 CLEAR: Final = 0.7
 """Share of the steps that stand out which the reason has to have."""
+QUICK: Final = 0.1
+"""Quantile of the steps' times over their work that is the window's own speed where most steps stand still."""
+SPLIT: Final = 1.6
+"""Times that quantile from which on the median is the time of steps that stand still."""
 OFTEN: Final = 0.5
 """Share of the steps with the reason that have to stand out."""
 CLASSES: Final = (1, 16, 32, 64, 128, 256, 512)
@@ -104,7 +108,8 @@ def _beyond(steps: StepFacts, fitted: F64) -> Steps | None:
         return None
     duration = steps.duration_s[row]
     work = fitted[0] + fitted[1] * prefill[row] + fitted[2] * decode[row]
-    work = work * float(np.median(duration / np.maximum(work, 1e-9)))
+    quick, usual = np.quantile(duration / np.maximum(work, 1e-9), [QUICK, 0.5])
+    work = work * float(quick if usual > SPLIT * quick else usual)
     beyond = duration - work
     stands_out = beyond > np.maximum(LEAST_S, LONGER * work)
     if not stands_out.any():

@@ -19,6 +19,7 @@ from diagnosis.facts import F64, Facts, StepFacts
 from diagnosis.ledger.drift import SPANS, Ratio, Spell, compare, drift, drift_by_time, spell
 from diagnosis.ledger.overheads import without_overheads
 from diagnosis.ledger.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
+from diagnosis.ledger.stalls import preempted_by_count
 
 MIN_LEVEL = 30
 """Steps (or gaps) that a level of concurrency needs in both windows before it is compared."""
@@ -131,6 +132,7 @@ class _Side:
 
     def __init__(self, facts: Facts) -> None:
         self.steps, self.requests = facts.steps, facts.requests
+        self._out = preempted_by_count(facts)[0]
 
     @cached_property
     def gaps(self) -> Pace:
@@ -138,7 +140,7 @@ class _Side:
 
     @cached_property
     def means(self) -> Pace:
-        return mean_gaps(self.requests)
+        return mean_gaps(self.requests, self._out)
 
     def typical_running(self) -> float | None:
         found = None if self.steps is None else running_of(self.steps)
