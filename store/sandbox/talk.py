@@ -1,7 +1,7 @@
 """The parent's side of one statement: hand over, answer what the child needs, take the rows, keep the time.
 
 Invariant: it ends by the deadline, with the answer or with one error of ours. What comes from the child is only data:
-frames have a limit, Arrow is validated, JSON is passed on unread.
+frames have a limit in bytes and in number, documents a type, Arrow is validated, rows in JSON are passed on unread.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from engine_probe.errors import QueryKilled, QueryRefused, StoreBusy, StoreError
 from store.deadline import Late
 from store.sandbox import wire
+from store.sandbox.arrow_rows import ArrowRows
 from store.sandbox.hot import shared
 from store.sandbox.process import Child
 from store.sandbox.terms import MIB, Picture, SqlData, SqlLimits, SqlResult
 from store.sandbox.told import MOST_BYTES, Column, End, Failure, Needs, heard
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +42,15 @@ class Conversation:
         self._waiter = wire.Waiter(self._deadline, cancelled)
 
     def arrow(self, sql: str, data: Picture, max_rows: int) -> SqlResult:
-        """Rows as Arrow. They come from a process that a person's text may have broken: each batch is validated."""
-        import pyarrow as pa
-
-        batches: list[pa.RecordBatch] = []
-
-        def take(body: memoryview) -> None:
-            with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-                for batch in reader:
-                    batch.validate(full=True)
-                    batches.append(batch)
-
-        columns, walls, end = self._hold(sql, data, max_rows, "arrow", take)
-        table = pa.Table.from_batches(batches)
+        """Rows as Arrow; each batch is looked at, see `ArrowRows`."""
+        rows = ArrowRows(
+            max_rows, 2 * self._limits.max_result_bytes + MIB
+        )  # the child counts slices, whose ends Arrow pads
+        columns, walls, end = self._hold(sql, data, max_rows, "arrow", rows.take)
+        try:
+            table = rows.table
+        except ValueError as error:
+            raise self._died(error) from error
         return SqlResult(columns, table, end.truncated, end.elapsed_s, walls)
 
     def json(self, sql: str, data: Picture, max_rows: int) -> bytes:
@@ -82,7 +76,7 @@ class Conversation:
             with shared(seen.hot, needs.kinds, self._limits.memory_bytes, self._waiter) as (layout, fds):
                 wire.send(sock, wire.HOT, json.dumps(layout).encode(), fds)
             columns = heard(self._expect(wire.COLUMNS, 16 * MIB), list[Column])
-            end = self._take_rows(take)
+            end = self._take_rows(take, max_rows)
         except Late:
             raise self._too_late() from None
         except (wire.Gone, wire.TooLong, ValueError) as error:
@@ -133,10 +127,10 @@ class Conversation:
             raise ValueError(f"frame {got!r} where {kind!r} was expected")
         return body
 
-    def _take_rows(self, take: Callable[[memoryview], None]) -> End:
-        """Give each batch to `take` until the end, which is answered."""
+    def _take_rows(self, take: Callable[[memoryview], None], max_rows: int) -> End:
+        """Give each batch to `take` until the end, which is answered. One batch is without rows, the others have some."""
         left = self._limits.max_result_bytes + MIB
-        while True:
+        for _ in range(max_rows + 2):
             kind, body, _ = wire.receive(self._child.socket, left, self._waiter)
             if kind == wire.ERROR:
                 raise self._told(heard(body, Failure))
@@ -146,6 +140,7 @@ class Conversation:
                 raise ValueError(f"frame {kind!r} among the rows")
             left -= len(body)
             take(body)
+        raise ValueError(f"more batches than {max_rows} rows fill")
 
     def _told(self, failure: Failure) -> StoreError:
         what, message = failure.what, failure.message
