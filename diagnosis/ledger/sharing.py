@@ -50,8 +50,9 @@ def sharing(prompt_blocks: pa.ChunkedArray, block_size: int) -> SharingFacts | N
 def no_longer_shared(facts: Facts, other: Facts) -> F64:
     """[n] tokens that each prompt of `facts` would have found cached, did prompts begin alike as they do in `other`.
 
-    Compared within each tenant and workload, so that more of those who never shared anything are no change of their prompts. As
-    many tokens as the cache served less there, at most: what nobody found nobody lost.
+    Compared within each tenant and workload, so that more of those who never shared anything are no change of their prompts, and at
+    the length that prompts have here, so that histories that are still short are none either. As many tokens as the cache served
+    less there, at most: what nobody found nobody lost.
     """
     out = np.zeros(len(facts.requests))
     if facts.sharing is None or other.sharing is None:
@@ -67,8 +68,14 @@ def no_longer_shared(facts: Facts, other: Facts) -> F64:
         found, found_there = (_mean_known(c[mine]) for c, mine in ((cached, rows), (cached_there, rows_there)))
         if common is None or common_there is None or found is None or found_there is None:
             continue
-        if common_there > 0 and FELL.is_reached(1.0 - common / common_there):
-            out[rows] = max(min(common_there - common, found_there - found), 0.0)
+        # the shorter a prompt, the less of it can be shared: what prompts have in common fell as a share of them too
+        prompt, prompt_there = (
+            _mean_known(f.requests.get("prompt_tokens")[m]) for f, m in ((facts, rows), (other, rows_there))
+        )
+        expected = common_there * prompt / prompt_there if prompt and prompt_there else common_there
+        least = min(common_there, expected)
+        if least > 0 and FELL.is_reached(1.0 - common / least):
+            out[rows] = max(min(least - common, found_there - found), 0.0)
     return out
 
 

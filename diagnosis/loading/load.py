@@ -26,6 +26,7 @@ from diagnosis.facts import (
     WorkerFacts,
 )
 from diagnosis.ledger.sharing import sharing
+from diagnosis.loading.caching_flags import caching_by_flags
 from diagnosis.loading.clocks import engine_ahead_ns, least_routed_s, moved, moved_requests
 from diagnosis.loading.handover import handovers, one_a_request, with_legs
 from diagnosis.loading.implied import with_implied
@@ -145,9 +146,13 @@ def _load(
         visible |= routed.visible
     if moves is not None:
         visible |= moves.tells
-    shared = None if size is None or facts_lineage is None else sharing(table["prompt_blocks"], size)
+    shared = None if size is None else sharing(table["prompt_blocks"], size)
+    if shared is not None:  # how prompts begin is theirs to tell, whoever tells of the cache
+        visible |= {"request.prompt_blocks"}
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}
+    if any(w.flags for w in workers):
+        visible |= {"worker.flags"}
     return Facts(
         name=name,
         start_s=(bounds.start_ns or origin) / 1e9 - origin / 1e9,
@@ -171,6 +176,7 @@ def _load(
         sharing=shared,
         loaded_bytes=loaded_bytes(store, bounds, requests),
         asked_models=_asked_models(table, engine),
+        scraped_workers=queries.scraped_workers(store, bounds),
         hit_tokens=queries.hit_tokens(store, bounds) if samples.get("prefix_hits_tokens_total") == 0 else 0.0,
     )
 
@@ -261,6 +267,8 @@ def _workers(store: Store, window: Window) -> list[WorkerFacts]:
             if row.get(key) is not None and (row[key] or key == "prefix_caching"):  # no pool has blocks of size 0
                 facts[key] = row[key]
         facts["flags"].update({k: v for k, v in dict(row.get("flags") or []).items() if v is not None})
+        if "prefix_caching" not in facts and (told := caching_by_flags(facts["flags"])) is not None:
+            facts["prefix_caching"] = told
     return [WorkerFacts(worker=name, **facts) for name, facts in merged.items()]
 
 

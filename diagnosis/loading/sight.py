@@ -63,7 +63,8 @@ def _sees_blocks(facts: Facts) -> bool:
 
 
 def _without_blocks(facts: Facts) -> Facts:
-    return replace(facts, blocks=None, lineage=None, visible=facts.visible - {"block.evicted", "request.prompt_blocks"})
+    hidden = {"block.evicted"} if facts.sharing is not None else {"block.evicted", "request.prompt_blocks"}
+    return replace(facts, blocks=None, lineage=None, visible=facts.visible - hidden)
 
 
 def _hide(facts: Facts, numbers: Sequence[str], instants: Sequence[str] = ()) -> Facts:

@@ -134,6 +134,26 @@ def test_a_time_in_the_system_prompt_is_no_eviction(tmp_path: Path) -> None:
     assert (blind.status, names(blind)) == ("not_observable", [])
 
 
+def test_chains_alone_tell_that_prompts_part(tmp_path: Path) -> None:
+    """The same without a word of blocks' lives: how prompts begin is told by their own chains."""
+    base = simulate(SMALL, "base")
+    suspect = simulate(SMALL, "suspect", seed=2, prefix_tokens=0, groups=1, tail_tokens=(416, 512))
+    verdict = verdict_of(tmp_path, forgetting(base), forgetting(suspect))
+    assert names(verdict) == ["prompt_uncacheable"], verdict.verdict
+
+
+@pytest.mark.parametrize("flags", [{"enable_prefix_caching": "False"}, {"--disable-radix-cache": "true"}])
+def test_caching_that_a_flag_switched_off_is_off(tmp_path: Path, flags: dict[str, str]) -> None:
+    """A worker's row tells its engine's flags and no column of ours; requests tell no more than that nothing was found."""
+    base = forgetting(simulate(SMALL, "base"), "prompt_blocks")
+    suspect = forgetting(simulate(SMALL, "suspect", seed=2, caching=False), "prompt_blocks")
+    for rows, told in ((base, {}), (suspect, flags)):
+        rows["sample"] = []
+        rows["worker"] = [{**row, "prefix_caching": None, "flags": told} for row in rows["worker"]]
+    verdict = verdict_of(tmp_path, base, suspect)
+    assert names(verdict) == ["prefix_caching_off"], verdict.verdict
+
+
 # Drafts
 
 

@@ -62,3 +62,12 @@ def test_more_of_those_who_never_shared_are_no_change_of_prompts() -> None:
     few, many = ["a"] * 18 + ["b"] * 2, ["a"] * 8 + ["b"] * 12
     pair = [np.array([100.0 if name == "a" else 0.0 for name in names]) for names in (few, many)]
     assert not no_longer_shared(window(pair[1], pair[1], many), window(pair[0], pair[0], few)).any()
+
+
+def test_shorter_prompts_have_less_to_share() -> None:
+    """Histories of 100 tokens where they had 200: half as much is shared, as much of a prompt as before."""
+    there = window(2 * FULL, 2 * FULL)
+    short = window(FULL, 0.2 * FULL)
+    half = replace(short.requests, numbers={**short.requests.numbers, "prompt_tokens": FULL})
+    assert no_longer_shared(short, there).tolist() == [100.0] * 20
+    assert not no_longer_shared(replace(short, requests=half), there).any()
