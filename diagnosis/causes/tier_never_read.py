@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.causes.tier_saves_nothing import GONE, lost_rows, lost_seconds
 from diagnosis.claims.evidence_sql import counter_sql, event_where
@@ -12,11 +14,14 @@ from diagnosis.telling.wording import number, percent, size
 NEVER = 0.01
 """Share of what the tier saved a request before, up to which it is never read."""
 
+MOST = 0.8
+"""Share of what requests find no more that the tier must have given them, before all of it is the tier's."""
+
 
 @cause(
     "tier_never_read",
     needs=("block.offloaded|sample.tier_written_bytes_total",),
-    rows=("premature_eviction", "admission_blocked_on_blocks", "preemption_recompute"),
+    rows=("premature_eviction", "admission_blocked_on_blocks", "preemption_recompute", "reuse_lost"),
 )
 def tier_never_read(case: Case) -> Claim | Excluded | None:
     """A slower tier of KV takes blocks in, keeps them, and is never read: what it was there for is computed again.
@@ -58,6 +63,7 @@ def tier_never_read(case: Case) -> Claim | Excluded | None:
     gone = given_up_share(case.suspect)
     if gone is not None and gone >= GONE:
         return Excluded(f"of {said} that the tier took in it gave {percent(gone)} up before they could be read")
+    rows = (*lost_rows(case), "reuse_lost") if _all_by_tier(case) else lost_rows(case)
     counted = unit == "blocks" and case.suspect.blocks is not None and case.suspect.blocks.sample_rate is None
     evidence = [
         Evidence(
@@ -74,7 +80,7 @@ def tier_never_read(case: Case) -> Claim | Excluded | None:
             else None,
             case.worst_requests("premature_eviction"),
         ),
-        *lost_seconds(case),
+        *lost_seconds(case, rows),
     ]
     strength = 1.0 if gone is not None else 0.8
     return Claim(
@@ -82,6 +88,18 @@ def tier_never_read(case: Case) -> Claim | Excluded | None:
         case.worker_subject("premature_eviction"),
         case.when("premature_eviction"),
         strength,
-        rows=lost_rows(case),
+        rows=rows,
         began=met_here_alone(tier_tokens(case.base) > 0, tier_tokens(case.suspect) > 0),
     )
+
+
+def _all_by_tier(case: Case) -> bool:
+    """Whether what requests find no more is what the tier gave them: as much as the device gave, they have of it still."""
+    found = [case.total(facts, "cached_tokens") for facts in (case.base, case.suspect)]
+    saved = [tier_tokens(facts) for facts in (case.base, case.suspect)]
+    if None in found or not all(np.isfinite(tokens).any() for tokens in saved):
+        return False
+    prompts = [case.total(facts, "prompt_tokens") or 1.0 for facts in (case.base, case.suspect)]
+    fell = float(found[0] or 0.0) / prompts[0] - float(found[1] or 0.0) / prompts[1]
+    of_tier = float(np.nansum(saved[0])) / prompts[0] - float(np.nansum(saved[1])) / prompts[1]
+    return fell > 0.0 and of_tier >= MOST * fell

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from diagnosis.calibration import threshold
@@ -113,9 +115,9 @@ def lost_rows(case: Case) -> tuple[str, ...]:
     return LOST if None in pools or pools[0] == pools[1] else LOST[:1]
 
 
-def lost_seconds(case: Case) -> list[Evidence]:
-    """What computing again, and waiting for blocks meanwhile, cost, and that the pool is no smaller."""
-    mine = sum(float(case.suspect_ledger.column(name).mean()) for name in lost_rows(case))
+def lost_seconds(case: Case, rows: Sequence[str] | None = None) -> list[Evidence]:
+    """What computing again, and waiting for blocks meanwhile, cost, and that the pool is no smaller. `rows`: where, else `lost_rows`."""
+    mine = sum(float(case.suspect_ledger.column(name).mean()) for name in rows or lost_rows(case))
     told = [
         Evidence(
             f"computing it again, and the wait for blocks meanwhile, cost a request {seconds(mine)} on average",

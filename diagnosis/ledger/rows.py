@@ -26,7 +26,7 @@ Precedence, where several rows could claim the same second (first match wins):
 A request whose first token never came is split like any other, up to its end: given up in the queue it waited (2 to 10), given
 up after it was scheduled it prefilled (11, 12). Where the windows were reweighted to a common mix, what that took away from
 the raw change stands beside these rows in `length_shift` (prompts or answers moved) or `mix_shift` (workloads or tenants).
-Tokens that the baseline's hit rate would have found cached, lost for a reason that no block event tells, stand in
+Tokens that the other window's hit rate would have found cached, lost for a reason that no block event tells, stand in
 `reuse_lost`. An answer that came at once stands in `answer_unobserved`. Where the queue or the prefill was not observed, their seconds stand in one `..._unobserved` row, less what callers
 tell of attempts that were given up: unknown is not guessed.
 """
@@ -67,7 +67,7 @@ ROWS: Final[dict[str, str]] = {
     "queue_budget": "waiting behind ordinary work that used up the steps' token budget",
     "queue_load": "waiting behind ordinary work",
     "shared_prefill": "steps shared with ordinary prompts of others",
-    "reuse_lost": "computing what the baseline found cached; why it was lost is not observable here",
+    "reuse_lost": "computing what the other window found cached; why it was not found is not observable here",
     "own_prefill": "computing its own prompt",
     "transfer_wire": "KV on its way to the decode worker, or behind other KV on the link",
     "transfer_orchestration": "hand-over to the decode worker while no byte moved and there was room",

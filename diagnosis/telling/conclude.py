@@ -110,7 +110,8 @@ def _changed(
     """The metric changed at the common mix: who owns it, what of it cannot be seen, or why nobody can be named."""
     opening, aside = _opening(case, judged, delta)
     moved = _moved(case, judged)
-    hidden = [r for r in rows if r.cause in UNOBSERVED]
+    told = {row for cause in causes for row in cause.rows if row == "reuse_lost"}  # who names its reason has seen it
+    hidden = [r for r in rows if r.cause in UNOBSERVED - told]
     unseen = sum(_seconds(r, judged) for r in hidden) / moved if moved else 0.0
     blind = ""
     if unseen > 0.5:

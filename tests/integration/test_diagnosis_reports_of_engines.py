@@ -41,9 +41,9 @@ def served(
         at += rng.exponential(1 / rate)
         more = told(i, at)
         extra, hidden, out = (more.pop(name, 0.0) for name in ("extra_s", "hidden_s", "out_s"))
-        prompt = more.get("prompt_tokens", int(rng.integers(1300, 1500)))
+        prompt, cached = more.get("prompt_tokens", int(rng.integers(1300, 1500))), more.get("cached_tokens", 1024)
         start = max(at, free_at)
-        prefill = 0.02 + (prompt - 1024) * 1e-4 * rng.uniform(0.97, 1.03) + hidden
+        prefill = 0.02 + (prompt - cached) * 1e-4 * rng.uniform(0.97, 1.03) + hidden
         first = free_at = start + extra + prefill
         output = int(rng.integers(40, 80))
         last = first + (output - 1) * 0.02 * rng.uniform(0.97, 1.03) + out
@@ -51,10 +51,10 @@ def served(
         row |= {"arrival_ns": ns(at), "first_scheduled_ns": ns(start), "first_token_ns": ns(first)}
         row |= dict.fromkeys(("last_token_ns", "end_ns", "at_ns"), ns(last))
         row |= {"queue_s": start - at, "prefill_s": prefill, "prompt_tokens": prompt, "output_tokens": output}
-        rows["request"].append({**row, "cached_tokens": 1024, "computed_tokens": prompt - 1024, **more})
+        rows["request"].append({**row, "cached_tokens": cached, "computed_tokens": prompt - cached, **more})
         if steps:
             step = {"worker": "w0", "run_id": run, "at_ns": ns(first), "step": i, "duration_s": prefill}
-            rows["step"].append({**step, "num_running": 1, "prefill_tokens": prompt - 1024, "decode_tokens": 0})
+            rows["step"].append({**step, "num_running": 1, "prefill_tokens": prompt - cached, "decode_tokens": 0})
     return rows
 
 
@@ -177,3 +177,44 @@ def test_slow_tokens_are_not_preemptions_that_were_counted_elsewhere(tmp_path: P
         row["decode_s"] *= 2
     verdict = verdict_of(tmp_path, base, suspect, "tpot")
     assert names(verdict)[0] == "slow_steps", verdict.verdict
+
+
+def tiered(run: str, seed: int, *, device: int, host: int, read: float) -> Rows:
+    """Prompts find these tokens on the device and in host memory; counters say that the tier took 10 GB in, and what was read."""
+    found = {"cached_tokens": device + host, "cached_tokens_device": device, "cached_tokens_host": host}
+    rows = served(run, seed, told=lambda _, __: dict(found))
+    told = {"worker": "w0", "run_id": run}
+    rows["worker"] = [{**told, "at_ns": ns(-1.0), "block_size": 16, "num_blocks": 8000}]
+    rows["sample"] = [
+        {**told, "at_ns": ns(share * NUM), "name": f"tier_{way}_bytes_total", "value": share * amount}
+        for share in (0.0, 0.5, 1.0)
+        for way, amount in (("written", 1e10), ("read", read))
+    ]
+    return rows
+
+
+def test_a_tier_that_is_written_and_never_read_owns_what_it_gave(tmp_path: Path) -> None:
+    """512 tokens a request came from host memory and come no more, as many as before from the device; no row tells of blocks."""
+    base = tiered("base", 1, device=512, host=512, read=5e9)
+    verdict = verdict_of(tmp_path, base, tiered("suspect", 2, device=512, host=0, read=0.0))
+    assert (verdict.status, names(verdict)) == ("explained", ["tier_never_read"]), verdict.verdict
+    assert verdict.causes[0].mean_s > 0.04
+
+
+def test_a_device_that_finds_less_is_not_the_tier_s(tmp_path: Path) -> None:
+    """64 tokens a request came from host memory; what is lost is the device's 512, and nobody tells why."""
+    base = tiered("base", 1, device=960, host=64, read=5e9)
+    verdict = verdict_of(tmp_path, base, tiered("suspect", 2, device=448, host=0, read=0.0))
+    assert (verdict.status, names(verdict)) == ("not_observable", []), verdict.verdict
+
+
+def test_more_hits_than_before_are_no_lost_reuse(tmp_path: Path) -> None:
+    """The suspect window is the better one: it is the baseline that computed what the other found."""
+    base, suspect = (
+        served(run, seed, told=lambda _, __, cached=cached: {"cached_tokens": cached})
+        for run, seed, cached in (("base", 1, 256), ("suspect", 2, 1024))
+    )
+    verdict = verdict_of(tmp_path, base, suspect)
+    assert verdict.delta.mean_s < 0.0
+    assert "computing what the other window found cached" in verdict.verdict
+    assert "lost" not in verdict.verdict
