@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -323,7 +324,7 @@ async def get_one(
 def _is_asked_for(request: Request, part: str) -> bool:
     """Whether this part of a request is meant, and not a request whose own id ends like it: a slash within an id comes as %2F."""
     raw: bytes | None = request.scope.get("raw_path")
-    return raw is None or raw.endswith(f"/{part}".encode())
+    return raw is None or unquote(raw.rpartition(b"/")[2]) == part
 
 
 def _spans(services: Services, params: SpanParams) -> SpanPage:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from collector.services import Services, services_of
 from engine_probe.errors import BadRequest, BodyTimeout, QueryKilled, QueryRefused, StoreError, TooLarge, UnknownFormat
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
+
+_WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
 
 router = APIRouter(prefix="/api/v1", tags=["sql"])
 
@@ -69,7 +72,7 @@ async def post_sql(request: Request, question: SqlQuestion) -> Response:
     services = services_of(request)
     cancelled = threading.Event()
     watch = asyncio.create_task(_cancel_when_gone(request, cancelled))
-    as_arrow = prefers_arrow(request.headers.get("accept", ""))
+    as_arrow = prefers_arrow(",".join(request.headers.getlist("accept")))
     try:
         body = await services.sql_reads.run("/api/v1/sql", _run, services, question, cancelled, as_arrow)
         return Response(body, media_type=ARROW if as_arrow else "application/json")
@@ -80,16 +83,17 @@ async def post_sql(request: Request, question: SqlQuestion) -> Response:
 
 
 def prefers_arrow(accept: str) -> bool:
-    """Whether a client named Arrow in `Accept` with a weight above zero, and none higher for JSON (RFC 9110, 12.5.1)."""
+    """Whether a client named Arrow in `Accept` with a weight above zero, and none higher for JSON (RFC 9110, 12.5.1).
+
+    JSON has the weight of the most specific range that holds it; what is no weight is none.
+    """
     weights: dict[str, float] = {}
     for part in accept.split(","):
         name, *parameters = (word.strip().lower() for word in part.split(";"))
-        given = [value for key, _, value in (one.partition("=") for one in parameters) if key.strip() == "q"]
-        try:
-            weights[name] = float(given[0]) if given else 1.0
-        except ValueError:
-            weights[name] = 0.0
-    return weights.get(ARROW, 0.0) > 0 and weights[ARROW] >= weights.get("application/json", 0.0)
+        given = [value.strip() for key, _, value in (one.partition("=") for one in parameters) if key.strip() == "q"]
+        weights[name] = 1.0 if not given else float(given[0]) if _WEIGHT.fullmatch(given[0]) else 0.0
+    json = next((weights[one] for one in ("application/json", "application/*", "*/*") if one in weights), 0.0)
+    return weights.get(ARROW, 0.0) > 0 and weights[ARROW] >= json
 
 
 async def _cancel_when_gone(request: Request, cancelled: threading.Event) -> None:

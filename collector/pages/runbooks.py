@@ -22,7 +22,7 @@ router = APIRouter(include_in_schema=False)
 CAUSES_PAGE: Final = "causes.md"
 
 
-@router.get("/runbooks/{name}")
+@router.get("/runbooks/{name:path}")
 async def one_runbook(request: Request, name: Annotated[str, Path(max_length=100)]) -> HTMLResponse:
     """What an alert or a cause means and what to do; for another name, 404 with those that there are."""
     return await services_of(request).pages.run("/runbooks", _shown, name)

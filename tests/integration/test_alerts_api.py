@@ -294,8 +294,19 @@ def test_a_person_who_follows_the_link_of_an_alert_reads_a_page(tmp_path: Path) 
         assert "<h3>KvscopePrematureEviction</h3>" in page.text
         assert 'href="/runbooks/premature_eviction"' in page.text
         assert "**" not in page.text
-        missing = collector.client.get("/runbooks/<b>x")
-        assert (missing.status_code, "/runbooks/premature_eviction" in missing.text) == (404, True)
+        for odd in (
+            "%3Cb%3Ex%3C%2Fb%3E",
+            "..%2F..%2Fetc",
+            "a/b",
+            "",
+            "%00",
+            "%FF",
+            "%E2%80%AEx",
+            "{{7*7}}",
+        ):
+            missing = collector.client.get(f"/runbooks/{odd}")
+            assert (missing.status_code, "/runbooks/premature_eviction" in missing.text) == (404, True)
+            assert not any(said in missing.text for said in ("<b>x", "../etc", "{{"))
 
 
 def test_html_in_a_runbook_is_text() -> None:

@@ -253,6 +253,27 @@ def test_request_whose_own_id_ends_like_a_part_of_one_is_found(collector: Collec
     assert [row["request_id"] for row in found["rows"]] == [f"shop/{part}"]
     assert collector.client.get(f"/api/v1/requests/shop%2F{part}/timeline").json()["request_id"] == f"shop/{part}"
     assert collector.client.get(f"/api/v1/requests/shop/{part}").status_code == 404
+    spelled = f"shop%2F{part}/%{ord(part[0]):X}{part[1:]}"
+    assert set(get(collector, f"requests/{spelled}")) == set(get(collector, f"requests/shop%2F{part}/{part}"))
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("timeline", "timeline"),
+        ("%2Ftimeline", "/timeline"),
+        ("timeline%2Ftimeline", "timeline/timeline"),
+        ("a%2Ftimeline%2Fperfetto", "a/timeline/perfetto"),
+        ("..%2F..%2Fetc", "../../etc"),
+        ("%3Cb%3Ex%3C%2Fb%3E", "<b>x</b>"),
+        ("%E2%80%AEx", "\u202ex"),
+    ],
+)
+def test_an_odd_id_names_a_request_that_there_is_not(collector: Collector, path: str, named: str) -> None:
+    """404 with the id as it was meant, and as JSON, in which it is no page."""
+    found = collector.client.get(f"/api/v1/requests/{path}")
+    assert (found.status_code, found.headers["content-type"]) == (404, "application/problem+json")
+    assert repr(named) in found.json()["detail"]
 
 
 def test_timeline_tells_the_course_in_order(collector: Collector) -> None:

@@ -22,6 +22,18 @@ ARROW = "application/vnd.apache.arrow.stream"
         (f"{ARROW}, application/json;q=0.5", True),
         (f"{ARROW};q=many", False),
         (f"{ARROW}x", False),
+        (f"{ARROW};q=0.5, */*", False),
+        (f"{ARROW};q=0.5, application/*;q=0.4, */*", True),
+        (f"{ARROW};q=0.5, application/json;q=0.4, application/*, */*", True),
+        (f"{ARROW};q=inf", False),
+        (f"{ARROW};q=nan", False),
+        (f"{ARROW};q=1_0", False),
+        (f"{ARROW};q=-1", False),
+        (f"{ARROW};q = 1.000", True),
+        (f"{ARROW}, application/json;q=nan", True),
+        (f"{ARROW};", True),
+        (f",;,=;q,{ARROW};q;Q=1", False),
+        ("\u0661;q=\u0661, ;;;", False),
     ],
 )
 def test_arrow_is_answered_to_who_prefers_it(accept: str, arrow: bool) -> None:
