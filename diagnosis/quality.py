@@ -92,3 +92,11 @@ def caching_is_off(facts: Facts) -> tuple[bool, str]:
     if told and all(told):
         return False, f"{says} that prefix caching is on"
     return False, f"{number(told.count(False))} of {number(len(facts.workers))} known workers say that it was off"
+
+
+def workers_off(facts: Facts) -> tuple[str | None, ...]:
+    """Workers that say that prefix caching is off at them, where others say that it is on; by name."""
+    told = {w.prefix_caching for w in facts.workers}
+    if not {True, False} <= told:
+        return ()
+    return tuple(w.worker for w in facts.workers if w.prefix_caching is False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
-from diagnosis.quality import caching_is_off
-from diagnosis.telling.wording import number, percent
+from diagnosis.quality import caching_is_off, workers_off
+from diagnosis.telling.wording import listing, number, percent
 
 
 @cause(
@@ -28,6 +28,12 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     """
     off_now, why_now = caching_is_off(case.suspect)
     off_then, _ = caching_is_off(case.base)
+    some = [worker for worker in workers_off(case.suspect) if worker not in workers_off(case.base)]
+    if some and not off_now and not off_then:
+        off_now, why_now = (
+            True,
+            f"{number(len(some))} of {number(len(case.suspect.workers))} workers say that it is off: {listing([str(w) for w in some])}",
+        )
     if not off_now:
         return Excluded(f"prefix caching was on in the {case.suspect_word}: {why_now}")
     if off_then:
@@ -52,7 +58,8 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
                 case.worst_requests("prefix_caching_off"),
             )
         )
-    return Claim(evidence, ("fleet", None), None, 1.0 if told else 0.8)
+    subject = ("worker", some[0]) if len(some) == 1 else ("fleet", None)
+    return Claim(evidence, subject, None, 1.0 if told else 0.8)
 
 
 def _flag_sql(case: Case) -> str:

@@ -16,6 +16,7 @@ from diagnosis.ledger.rows import KINDS
 from diagnosis.ledger.timeline import Spent, sum_of
 from diagnosis.ledger.usual_reuse import spread_over
 from diagnosis.ledger.work_model import WorkModel
+from diagnosis.quality import workers_off
 
 LONG_PREFILL, LONG_PREFILL_TOKENS = 4.0, 1024
 """A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
@@ -107,8 +108,10 @@ def own_work(facts: Facts, context: Context) -> Spent:
     elif facts.blocks is not None and facts.blocks.restored and left.sum() > 0:
         restored = float(facts.blocks.restored * (facts.block_size() or 0))
         give("premature_eviction", spread_over(left, restored, None if reuse is None else reuse.missed))
-    if context.caching_off and context.reuse_ratio is not None:
-        give("prefix_caching_off", context.reuse_ratio * prompt)
+    if context.reuse_ratio is not None:
+        away = workers_off(facts)
+        off = np.isin(r.worker, [code for code, name in enumerate(r.worker_names) if name in away])
+        give("prefix_caching_off", np.where(context.caching_off | off, context.reuse_ratio * prompt, 0.0))
     give("cold_start", _cold_tokens(facts))
     for kind, told in context.pair.tokens.items():
         give(kind, told)

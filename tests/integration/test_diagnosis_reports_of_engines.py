@@ -218,3 +218,32 @@ def test_more_hits_than_before_are_no_lost_reuse(tmp_path: Path) -> None:
     assert verdict.delta.mean_s < 0.0
     assert "computing what the other window found cached" in verdict.verdict
     assert "lost" not in verdict.verdict
+
+
+def fleet(run: str, seed: int, *, off: tuple[int, ...]) -> Rows:
+    """Four workers with 300 requests each; those that are off find nothing, and say so."""
+    out: Rows = {"request": [], "worker": []}
+    for k in range(4):
+        cached = 0 if k in off else 1024
+        rows = served(
+            f"{run}", seed + k, told=lambda i, _, k=k, cached=cached: {"cached_tokens": cached, "worker": f"w{k}"}
+        )
+        for row in rows["request"]:
+            row["request_id"] = f"{row['request_id']}-{k}"
+        out["request"] += rows["request"]
+        fact = {"worker": f"w{k}", "run_id": run, "at_ns": ns(-1.0), "block_size": 16, "num_blocks": 8000}
+        out["worker"].append({**fact, "prefix_caching": k not in off})
+    return out
+
+
+def test_caching_that_is_off_at_one_worker_is_named_with_it(tmp_path: Path) -> None:
+    """w1 came back without its flag: a quarter of the requests computes 1,024 tokens more each, and nobody else does."""
+    verdict = verdict_of(tmp_path, fleet("base", 1, off=()), fleet("suspect", 11, off=(1,)))
+    assert names(verdict) == ["prefix_caching_off"], verdict.verdict
+    assert verdict.causes[0].subject == {"kind": "worker", "id": "w1"}
+
+
+def test_a_worker_that_never_cached_is_no_change(tmp_path: Path) -> None:
+    """w1 is off in both windows."""
+    verdict = verdict_of(tmp_path, fleet("base", 1, off=(1,)), fleet("suspect", 11, off=(1,)))
+    assert (verdict.status, names(verdict)) == ("no_change", []), verdict.verdict
