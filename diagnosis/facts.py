@@ -368,6 +368,8 @@ class Facts:
     """[n] bytes that each request loaded from a slower tier, NaN where it is not told; None where nothing was loaded."""
     asked_models: frozenset[str] = frozenset()
     """Models that requests name, adapters by their own names; empty where none tells."""
+    scraped_workers: frozenset[str] = frozenset()
+    """Workers whose queues were scraped in the window: they were there, whatever they were given."""
     hit_tokens: float = 0.0
     """Tokens of blocks that requests found, by the blocks' own events; not every engine tells all of them."""
     step_extras: Mapping[str, F64] = field(default_factory=dict)

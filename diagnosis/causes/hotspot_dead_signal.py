@@ -12,10 +12,10 @@ from diagnosis.claims.hotspot import hotspot
     rows=("hotspot_dead_signal",),
 )
 def hotspot_dead_signal(case: Case) -> Claim | Excluded | None:
-    """The router's load signal was dead: it read one constant of every worker while requests queued in an engine.
+    """The router's load signal was dead: it read one constant of every worker, or of the one it went to, while requests queued there.
 
     Why: a counter that is raised or lowered on one path only (HTTP but not gRPC, streams that never end), or a poll that fails, reads 0
-    for all. No imbalance is ever seen then, and all that is left is the prefix, or the place in the list.
+    for all, or what it read last for the one whose endpoint hangs. No imbalance is ever seen then, and all that is left is the prefix, or the place in the list.
 
     Refuted by: loads that differ between workers or over time; queues that are as short as the loads say.
 

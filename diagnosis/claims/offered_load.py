@@ -68,9 +68,11 @@ class PastKnee:
 
 
 def num_workers(facts: Facts) -> int:
-    """Workers that served the window, those that decode what others prefilled among them; 1 where requests do not name them."""
+    """Workers that served the window, or could have: those that decode what others prefilled, and those that were there and got nothing,
+    are among them. 1 where requests do not name them."""
     names = {*facts.requests.worker_names, *(() if facts.handover is None else facts.handover.worker_names)}
-    return 1 if None in names else max(len(names), 1)
+    there = 0 if facts.routing is None else facts.routing.num_workers
+    return 1 if None in names else max(len(names | facts.scraped_workers), there, 1)
 
 
 def offered_load(base: Facts, suspect: Facts) -> Load:

@@ -109,6 +109,17 @@ def of_kind(seen: Observed, named: Named, rows: I64, worker: int, start_ns: int,
     """What the kind rests on."""
     numbers, where = named.numbers, judged_sql(seen, start_ns, end_ns, is_route=True)
     name = seen.workers[worker]
+    if named.kind == "dead_signal" and "of_one" in numbers:
+        return Evidence(
+            f"the router read a load of {numbers['load']:g} of {name} {'whenever it was scraped' if seen.loads_scraped else 'at every decision'}, "
+            f"while up to {numbers['max_waiting']:.0f} requests waited there; the loads of the others moved",
+            1.0,
+            "different loads",
+            f"SELECT count(DISTINCT value) AS different_loads FROM sample WHERE {scope_sql(seen.window)} AND name = 'router_load' "
+            f"AND worker = {text(name)} AND at_ns >= {start_ns} AND at_ns < {end_ns}"
+            if seen.loads_scraped
+            else f"SELECT count(DISTINCT c.load) AS different_loads FROM (SELECT unnest(candidates) AS c FROM {where}) WHERE c.worker = {text(name)}",
+        )
     if named.kind == "dead_signal":
         return Evidence(
             f"the router read a load of {numbers['load']:g} of every worker {'whenever it was scraped' if seen.loads_scraped else 'at every decision'}, while up to "

@@ -168,6 +168,8 @@ def _at_worker(
 
 
 def _reason(seen: Observed, named: Named) -> str:
+    if named.kind == "dead_signal" and "of_one" in named.numbers:
+        return "the load that the router reads of it stands still, so nothing holds it back"
     if named.kind == "dead_signal":
         return "the load that the router reads is dead, so nothing holds it back"
     if named.kind == "tie_breaking":

@@ -1,7 +1,7 @@
 """Why a worker became a hotspot: read off what the router believed and did in the intervals in which it was one.
 
     straggler              its steps take longer than those of the others; the router goes on sending
-    dead_signal            the load that the router reads of every worker is one constant, while engines queue
+    dead_signal            the load that the router reads of every worker, or of this one, is one constant, while requests queue there
     tie_breaking           among equal best scores it takes the same place of the list again and again
     affinity               it goes where a prefix (or a tenant, or a session's key) went before, and that is too much for one
     stale_index            what its index believes of the worker differs from what is found there
@@ -56,7 +56,7 @@ class Named:
 
 def name_load(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named:
     """Why `worker` got so much in the decisions `rows`."""
-    for rule in (_dead, _tied, _pinned) if seen.has_routes else (_dead,):
+    for rule in (_dead, _frozen, _tied, _pinned) if seen.has_routes else (_dead, _frozen):
         named = rule(seen, regret, rows, worker)
         if named is not None:
             return named
@@ -74,6 +74,21 @@ def _dead(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | Non
     if float(np.ptp(told)) > 0.0 or real.max() < 1 or float((real.max(axis=1) > 0).sum()) < MIN_CHOICES:
         return None
     return Named("dead_signal", {"load": float(told[0]), "max_waiting": float(real.max())})
+
+
+def _frozen(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:
+    """The load of this worker alone stands still, while requests wait there and the others' loads move."""
+    if seen.policies and set(seen.policies) <= LOOK_AT_NOTHING:
+        return None
+    load = seen.decisions.load[rows]
+    mine, others = load[:, worker], np.delete(load, worker, axis=1)
+    told, waiting = np.isfinite(mine), np.nan_to_num(regret.waiting[rows, worker])
+    if told.sum() < MIN_CHOICES or float((told & (waiting > 0)).sum()) < MIN_CHOICES:
+        return None
+    alive = np.isfinite(others)
+    if float(np.ptp(mine[told])) > 0.0 or not alive.any() or float(np.ptp(others[alive])) == 0.0:
+        return None
+    return Named("dead_signal", {"load": float(mine[told][0]), "max_waiting": float(waiting.max()), "of_one": 1.0})
 
 
 def dead(seen: Observed, regret: Regret, detected: Detected) -> Flags:

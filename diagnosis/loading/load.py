@@ -151,6 +151,8 @@ def _load(
         visible |= {"request.prompt_blocks"}
     if any(w.prefix_caching is not None for w in workers):
         visible |= {"worker.prefix_caching"}
+    if any(w.flags for w in workers):
+        visible |= {"worker.flags"}
     return Facts(
         name=name,
         start_s=(bounds.start_ns or origin) / 1e9 - origin / 1e9,
@@ -174,6 +176,7 @@ def _load(
         sharing=shared,
         loaded_bytes=loaded_bytes(store, bounds, requests),
         asked_models=_asked_models(table, engine),
+        scraped_workers=queries.scraped_workers(store, bounds),
         hit_tokens=queries.hit_tokens(store, bounds) if samples.get("prefix_hits_tokens_total") == 0 else 0.0,
     )
 

@@ -152,6 +152,16 @@ FROM (
     )
 
 
+def scraped_workers(store: Store, window: Window) -> frozenset[str]:
+    """Workers whose running or waiting requests were scraped in the window: they were there, whatever they were given."""
+    condition, params = window_sql(window, "at_ns")
+    found = store.query(
+        f"SELECT DISTINCT worker FROM sample WHERE {condition} AND name IN ('requests_running', 'requests_waiting') AND worker IS NOT NULL",
+        params,
+    )
+    return frozenset(found["worker"].to_pylist())
+
+
 def gauge_summary(store: Store, window: Window) -> pa.Table:
     """Mean and maximum of every gauge over the window: name, reason (label, or null), mean, max, min, n."""
     condition, params = window_sql(window, "at_ns")
