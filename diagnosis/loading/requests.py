@@ -251,10 +251,11 @@ def estimate_computed(
 
 
 DRAFTS = (
+    ("accepted_tokens_total", "draft_tokens_total"),
     ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
     ("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
 )
-"""Counters of accepted and of drafted tokens, which have no canonical name."""
+"""Counters of accepted and of drafted tokens: by their canonical names, or as rows from elsewhere name them."""
 ACCEPT_LENGTHS = ("sglang:spec_accept_length:mean", "spec_accept_length:mean")
 """Gauges of the tokens that a decode step gives a sequence."""
 

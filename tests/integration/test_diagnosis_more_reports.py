@@ -179,9 +179,11 @@ def drafted(run: str, chance: float, seed: int, *, tells: str) -> Rows:
         if tells == "requests":
             row |= {"draft_tokens": 4 * steps, "accepted_tokens": accepted}
         told = {"worker": "w0", "run_id": run, "at_ns": ns(at)}
-        if tells == "counters":
+        if "counters" in tells:
             for word, total in (("draft", drafts), ("accepted", taken)):
-                name = f"vllm:spec_decode_num_{word}_tokens_total"
+                name = (
+                    f"{word}_tokens_total" if tells == "our counters" else f"vllm:spec_decode_num_{word}_tokens_total"
+                )
                 rows["sample"].append({**told, "name": name, "value": float(total)})
         if tells == "gauge":
             length = counted / max(counted - taken, 1)
@@ -190,7 +192,7 @@ def drafted(run: str, chance: float, seed: int, *, tells: str) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("tells", ["requests", "counters", "gauge"])
+@pytest.mark.parametrize("tells", ["requests", "counters", "our counters", "gauge"])
 def test_refused_drafts_are_no_slow_machine_whoever_tells_of_them(tmp_path: Path, tells: str) -> None:
     """vllm-project/vllm issue 41838: the acceptance length falls; requests tell of it, or counters alone, or a gauge."""
     base, suspect = drafted("base", 0.7, 1, tells=tells), drafted("suspect", 0.25, 2, tells=tells)
