@@ -6,7 +6,7 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.claims.bound_wait import ROOM, bound_by, setting
+from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where, request_sql
 from diagnosis.facts import Facts
 from diagnosis.telling.wording import number, percent, seconds
@@ -20,12 +20,17 @@ MORE_CHUNKS = threshold(
 )
 
 
-@cause("chunk_budget", needs=("step.waiting_on_budget",), rows=("queue_budget",))
+@cause(
+    "chunk_budget",
+    needs=("step.waiting_on_budget|request.prefill_chunks", "step.waiting_on_budget|worker.flags"),
+    rows=("queue_budget",),
+)
 def chunk_budget(case: Case) -> Claim | Excluded | None:
     """The token budget of a step was small: prompts were computed in many chunks, and others waited for their turn.
 
     Why: a step computes no more tokens than its budget, and decoding takes its share first. Each chunk pays the fixed cost of a
-    step again, and one who waits comes in only when a step has tokens left. Small budgets are set to keep TPOT even.
+    step again, and one who waits comes in only when a step has tokens left. Small budgets are set to keep TPOT even. Where no step tells
+    what requests wait for, a lower setting and prompts that took more steps do.
 
     Refuted by: prompts of a given length that took as few steps as in the baseline (then more work filled the same budget); a pool
     that was nearly full while requests waited; waiting for seats or blocks.
@@ -39,7 +44,7 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
     """
     bound = bound_by(case.suspect, "budget")
     if bound is None:
-        return None
+        return _by_settings(case)
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for the token budget")
     budget, budget_before = (setting(facts, "max_num_batched_tokens") for facts in (case.suspect, case.base))
@@ -72,27 +77,49 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
         ),
     ]
     if chunk is not None and chunk_before is not None:
-        mean, mean_before = (float(np.nanmean(f.requests.get("prefill_chunks"))) for f in (case.suspect, case.base))
-        evidence.insert(
-            1,
-            Evidence(
-                f"a prompt took {number(mean)} steps on average ({number(mean_before)} in the {case.base_word}), "
-                f"{number(chunk)} computed tokens in each ({number(chunk_before)})",
-                mean,
-                "steps",
-                request_sql(case, case.suspect, "avg(prefill_chunks) AS steps", "prefill_chunks"),
-            ),
-        )
+        evidence.insert(1, _chunks(case, chunk, chunk_before))
     if budget is not None and budget_before is not None and budget != budget_before:
-        evidence.append(
-            Evidence(
-                f"a step may compute {number(budget)} tokens ({number(budget_before)} in the {case.base_word})",
-                float(budget),
-                "tokens",
-                computed_by="the workers' own settings",
-            )
-        )
+        evidence.append(_budget(case, budget, budget_before))
     return Claim(evidence, case.worker_subject("queue_budget"), case.when("queue_budget"))
+
+
+def _by_settings(case: Case) -> Claim | Excluded | None:
+    """Where no step tells what requests wait for: a lower budget by the workers' settings, and prompts in more and smaller chunks."""
+    budget = lowered(case.base, case.suspect, "max_num_batched_tokens")
+    chunk, before = _tokens_a_chunk(case.suspect), _tokens_a_chunk(case.base)
+    if budget is None or chunk is None or before is None:
+        return None
+    if not MORE_CHUNKS.is_reached(before / chunk):
+        return Excluded(
+            f"a step may compute {number(budget[0])} tokens ({number(budget[1])} in the {case.base_word}), and prompts were computed "
+            f"{number(chunk)} tokens at a time ({number(before)})"
+        )
+    return Claim(
+        [_chunks(case, chunk, before), _budget(case, *budget)],
+        case.worker_subject("own_prefill"),
+        case.when("own_prefill"),
+        rows=("queue_budget", "own_prefill"),
+    )
+
+
+def _chunks(case: Case, chunk: float, before: float) -> Evidence:
+    mean, mean_before = (float(np.nanmean(f.requests.get("prefill_chunks"))) for f in (case.suspect, case.base))
+    return Evidence(
+        f"a prompt took {number(mean)} steps on average ({number(mean_before)} in the {case.base_word}), "
+        f"{number(chunk)} computed tokens in each ({number(before)})",
+        mean,
+        "steps",
+        request_sql(case, case.suspect, "avg(prefill_chunks) AS steps", "prefill_chunks"),
+    )
+
+
+def _budget(case: Case, budget: int, before: int) -> Evidence:
+    return Evidence(
+        f"a step may compute {number(budget)} tokens ({number(before)} in the {case.base_word})",
+        float(budget),
+        "tokens",
+        computed_by="the workers' own settings",
+    )
 
 
 def _tokens_a_chunk(facts: Facts) -> float | None:

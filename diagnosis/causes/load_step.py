@@ -86,7 +86,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
             )
         )
     if knee is None:
-        return Claim(evidence, ("fleet", None), case.when("queue_load"), 1.0, rows=ROWS)
+        return Claim(evidence, ("fleet", None), case.when("queue_load") or case.when("queue_seats"), 1.0, rows=ROWS)
     is_hidden = knee.hidden_s >= MOSTLY * knee.wait_s[1]
     return Claim(
         evidence,

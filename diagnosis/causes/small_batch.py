@@ -5,18 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
-from diagnosis.claims.bound_wait import ROOM, bound_by, setting
+from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where
 from diagnosis.facts import Facts
 from diagnosis.telling.wording import number, percent, seconds
 
+BY_TIMES = 0.75
+"""What it is worth where nobody tells whether the pool had room."""
 
-@cause("small_batch", needs=("step.waiting_on_seats",), rows=("queue_seats",))
+
+@cause(
+    "small_batch",
+    needs=("step.waiting_on_seats|request.queue_s", "step.waiting_on_seats|worker.flags"),
+    rows=("queue_seats",),
+)
 def small_batch(case: Case) -> Claim | Excluded | None:
     """Too few seats: requests queued behind full seats although the pool had room for them.
 
     Why: the engine admits no more requests at once than it has seats, however much KV memory is free. A seat is taken until the
-    last token, so the queue moves only as fast as answers end. Claimed where there were fewer seats than in the baseline.
+    last token, so the queue moves only as fast as answers end. Claimed where there were fewer seats than in the baseline. Where no step
+    tells what requests wait for, the workers' own settings and the requests' times do: all seats were taken meanwhile.
 
     Refuted by: as many seats as in the baseline (then more work, or slower work, filled them); a pool that was nearly full while
     requests waited; waiting that the scheduler put down to blocks or to the token budget.
@@ -30,7 +38,7 @@ def small_batch(case: Case) -> Claim | Excluded | None:
     """
     bound = bound_by(case.suspect, "seats")
     if bound is None:
-        return None
+        return _by_settings(case)
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for a seat")
     seats, before = _seats(case.suspect), _seats(case.base)
@@ -76,6 +84,55 @@ def small_batch(case: Case) -> Claim | Excluded | None:
         ],
         case.worker_subject("queue_seats"),
         case.when("queue_seats"),
+    )
+
+
+def _by_settings(case: Case) -> Claim | Excluded | None:
+    """Where no step tells what requests wait for: fewer seats by the workers' settings, all taken while requests queued, and room."""
+    seats = lowered(case.base, case.suspect, "max_num_seqs")
+    if seats is None:
+        return None
+    waits = case.suspect_ledger.column("queue_seats")
+    if not waits.any():
+        return Excluded(
+            f"a worker has {number(seats[0])} seats ({number(seats[1])} in the {case.base_word}), and nobody waited for one"
+        )
+    used = case.suspect.samples.get("kv_usage_ratio:max")
+    if used is not None and used >= ROOM:
+        return Excluded(f"up to {percent(used)} of the blocks were in use, so more seats might not have been served")
+    room = (
+        []
+        if used is None
+        else [
+            Evidence(
+                f"at most {percent(used)} of the KV blocks were in use",
+                used,
+                "ratio",
+                computed_by="the scraped usage of the window",
+            )
+        ]
+    )
+    return Claim(
+        [
+            Evidence(
+                f"a worker has {number(seats[0])} seats ({number(seats[1])} in the {case.base_word})",
+                float(seats[0]),
+                "seats",
+                computed_by="the workers' own settings",
+            ),
+            Evidence(
+                f"the wait while as many requests ran costs a request {seconds(float(waits.mean()))} on average",
+                float(waits.mean()),
+                "s",
+                None,
+                case.worst_requests("queue_seats"),
+                "the requests' own times: how many ran while one waited",
+            ),
+            *room,
+        ],
+        case.worker_subject("queue_seats"),
+        case.when("queue_seats"),
+        BY_TIMES if used is None else 1.0,
     )
 
 

@@ -51,3 +51,9 @@ def setting(facts: Facts, flag: str) -> int | None:
     """A whole-number flag of the workers, where all say the same."""
     told = {whole_number(w.flags.get(flag, ""), MAX_SEATS) or None for w in facts.workers}
     return told.pop() if len(told) == 1 else None
+
+
+def lowered(base: Facts, suspect: Facts, flag: str) -> tuple[int, int] | None:
+    """(now, before) of a setting that all workers tell and that is lower than it was; else None."""
+    now, before = setting(suspect, flag), setting(base, flag)
+    return (now, before) if now is not None and before is not None and now < before else None

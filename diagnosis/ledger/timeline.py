@@ -148,6 +148,9 @@ def _build(
         free_seats = running < (seats if seats is not None else most_running)
         wanted = _blocks_wanted(facts, mine, edges, at_scheduled, at_last, r.worker_names[worker])
         binding = _binding(facts, free_seats, prefilling, waiting, wanted, shortage=shortage)
+        if seats is not None and rate == 1.0:  # told, so that who waits while all are taken waits for one
+            full = np.where(~free_seats & (waiting > 0), binding[2], 0.0)
+            binding[2], binding[4] = binding[2] - full, binding[4] + full
     return Timeline(edges, activity, binding, running, waiting, seats)
 
 

@@ -61,7 +61,7 @@ def test_waiting_with_free_seats_and_a_full_pool_is_put_down_to_blocks() -> None
 
 
 def test_the_same_wait_with_all_seats_taken_is_ordinary_queueing() -> None:
-    """Two seats, both taken until the third starts: blocks are not what binds."""
+    """Two seats, told and both taken until the third starts: it waits for one, and blocks are not what binds."""
     requests = request_facts(
         [0.0, 0.0, 0.2],
         queue=[0.0, 0.0, 1.0],
@@ -72,7 +72,7 @@ def test_the_same_wait_with_all_seats_taken_is_ordinary_queueing() -> None:
     )
     ledger = write(facts(requests, workers=[SEATS_2], samples=SHORTAGE), "ttft", context())
     assert row(ledger, "admission_blocked_on_blocks") == [0.0, 0.0, 0.0]
-    assert row(ledger, "queue_load") == [0.0, 0.0, 1.0]
+    assert row(ledger, "queue_seats") == [0.0, 0.0, 1.0]
 
 
 def test_a_wait_without_any_trace_of_shortage_is_not_put_down_to_blocks() -> None:
