@@ -52,7 +52,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
     Experiment: replay the suspect's arrivals at the baseline's rate; if the waiting goes, it was the load.
     """
     base, suspect = case.base, case.suspect
-    workers_b, workers_s = num_workers(base), num_workers(suspect)
+    workers_b, workers_s = num_workers(base, suspect)
     rate_b, rate_s = rates_a_worker(base, suspect)
     growth, z = rate_s / rate_b - 1.0, growth_z(base, suspect)
     each = " at each worker" if (workers_b, workers_s) != (1, 1) else ""
@@ -131,7 +131,8 @@ def _knee(case: Case, knee: PastKnee) -> Evidence:
 
 def rates_a_worker(base: Facts, suspect: Facts) -> tuple[float, float]:
     """Arrivals a second and worker of both windows."""
-    return rate_per_s(base) / num_workers(base), rate_per_s(suspect) / num_workers(suspect)
+    workers_b, workers_s = num_workers(base, suspect)
+    return rate_per_s(base) / workers_b, rate_per_s(suspect) / workers_s
 
 
 def growth_z(base: Facts, suspect: Facts) -> float:
@@ -145,9 +146,10 @@ def growth_z(base: Facts, suspect: Facts) -> float:
 
 def _growth_sql(case: Case) -> str:
     """Arrivals over the time in which they came, of each window and its workers, suspect over baseline, less 1."""
+    workers_b, workers_s = num_workers(case.base, case.suspect)
     rates = [
-        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.offered_s, 1e-9) * num_workers(facts)!r}"
-        for facts in (case.suspect, case.base)
+        f"({request_sql(case, facts, num_requests_sql(facts))}) / {max(facts.offered_s, 1e-9) * workers!r}"
+        for facts, workers in ((case.suspect, workers_s), (case.base, workers_b))
     ]
     return f"SELECT {rates[0]} / ({rates[1]}) - 1 AS growth"
 

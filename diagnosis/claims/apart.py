@@ -39,7 +39,8 @@ def rows_of_lengths(case: Case) -> tuple[str, ...] | None:
     before, now = (_mean_work(facts, case) for facts in (case.base, case.suspect))
     if before is None or now is None or now <= before:
         return None
-    arrivals = [rate_per_s(facts) / num_workers(facts) for facts in (case.base, case.suspect)]
+    workers = num_workers(case.base, case.suspect)
+    arrivals = [rate_per_s(facts) / n for facts, n in zip((case.base, case.suspect), workers, strict=True)]
     if math.log(now / before) <= math.log(arrivals[1] / arrivals[0]):
         return OWN
     kept = [row for row, flag in BY_SETTING.items() if setting(case.base, flag) == setting(case.suspect, flag)]

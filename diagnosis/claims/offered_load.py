@@ -30,6 +30,9 @@ HIDDEN: Final = ("queue_unobserved", "ttft_unobserved")
 PLACES: Final = ("front_end", *QUEUES, *HIDDEN)
 """Rows of waiting for a place: at the front end, in the engine's queue, or where that cannot be told apart."""
 
+MOSTLY_NAMED: Final = 0.5
+"""Share of a window's requests that must name their worker before its workers are counted."""
+
 FEWEST: Final = 100
 """Requests of a window before it is said to be a closed loop."""
 LEAST_IN_FLIGHT: Final = 4
@@ -67,17 +70,29 @@ class PastKnee:
     hidden_s: float
 
 
-def num_workers(facts: Facts) -> int:
-    """Workers that served the window, or could have: those that decode what others prefilled, and those that were there and got nothing,
-    are among them. 1 where requests do not name them."""
-    names = {*facts.requests.worker_names, *(() if facts.handover is None else facts.handover.worker_names)}
+def num_workers(base: Facts, suspect: Facts) -> tuple[int, int]:
+    """Workers of both windows that served, or could have: those that decode what others prefilled, and those that were there and got
+    nothing, are among them. (1, 1) where most requests of a window do not name theirs; a few that do not (lost rows) are no worker."""
+    if min(_named_share(base), _named_share(suspect)) < MOSTLY_NAMED:
+        return 1, 1
+    return _num_workers(base), _num_workers(suspect)
+
+
+def _num_workers(facts: Facts) -> int:
+    names = {*facts.requests.worker_names, *(() if facts.handover is None else facts.handover.worker_names)} - {None}
     there = 0 if facts.routing is None else facts.routing.num_workers
-    return 1 if None in names else max(len(names | facts.scraped_workers), there, 1)
+    return max(len(names | facts.scraped_workers), there, 1)
+
+
+def _named_share(facts: Facts) -> float:
+    """Share of the requests that name their worker."""
+    named = np.array([name is not None for name in facts.requests.worker_names], dtype=bool)
+    return float(named[facts.requests.worker].mean()) if len(facts.requests) else 0.0
 
 
 def offered_load(base: Facts, suspect: Facts) -> Load:
     """By requests in flight where both windows are closed loops, else by arrivals a second."""
-    workers = num_workers(base), num_workers(suspect)
+    workers = num_workers(base, suspect)
     flying = in_flight(base), in_flight(suspect)
     if flying[0] is not None and flying[1] is not None:
         return Load(flying[0] / workers[0], flying[1] / workers[1], True)
