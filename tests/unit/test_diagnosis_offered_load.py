@@ -6,13 +6,13 @@ import pytest
 
 from diagnosis.claims.offered_load import num_workers, offered_load
 from diagnosis.facts import Facts
-from tests.factories import facts, requests
+from tests.factories import facts, request_facts
 
 
 def served(names: tuple[str | None, ...], workers: list[int]) -> Facts:
     """A request a tenth of a second, by these workers in turn."""
     n = len(workers)
-    return facts(requests([0.1 * i for i in range(n)], worker=workers, worker_names=names))
+    return facts(request_facts([0.1 * i for i in range(n)], worker=workers, worker_names=names))
 
 
 @pytest.mark.parametrize(
