@@ -14,6 +14,7 @@ from collector import problems
 from collector.api.common import READ_ERRORS, LimitParam, WindowText, answer, limit_of, window_of
 from collector.intake.otlp_answer import PROTOBUF
 from collector.otlp_export.page import CURSOR_HEADER, PAGE_ROWS, ROWS_HEADER, SpanPage, span_page
+from collector.paths import text
 from collector.perfetto.export import trace_of_request, trace_of_requests
 from collector.reading.name_patterns import COLUMNS, PatternText, matching
 from collector.reading.request_queries import FILTERS, Page, RequestFilter, get_request, list_requests
@@ -239,7 +240,7 @@ async def get_requests(request: Request, params: Annotated[FilterParams, Query()
 
 
 @router.get(
-    "/requests/{request_id:path}/timeline",
+    f"/requests/{text('request_id')}/timeline",
     summary="The course of one request",
     responses={200: {"model": Timeline}, **problems.responses(*READ_ERRORS, NotFound)},
 )
@@ -248,7 +249,7 @@ async def get_timeline(
 ) -> Response:
     """Instants, phases, routing, transfers, blocks, the steps it lived through, marks. Without a window all rows are searched."""
     if not _is_asked_for(request, "timeline"):
-        return await get_one(request, f"{request_id}/timeline", window)
+        return await get_one(request, _id_of(request), window)
     services = services_of(request)
     return answer(
         await services.reads.run("/api/v1/requests/{id}/timeline", _one, services, timeline, request_id, window)
@@ -256,7 +257,7 @@ async def get_timeline(
 
 
 @router.get(
-    "/requests/{request_id:path}/perfetto",
+    f"/requests/{text('request_id')}/perfetto",
     summary="The course of one request as a trace file",
     responses={200: {"model": PerfettoTrace}, **problems.responses(*READ_ERRORS, NotFound)},
 )
@@ -265,7 +266,7 @@ async def get_request_trace(
 ) -> Response:
     """Its phases, tokens, routing and transfers, the steps and blocks of its workers, and the requests that shared them."""
     if not _is_asked_for(request, "perfetto"):
-        return await get_one(request, f"{request_id}/perfetto", window)
+        return await get_one(request, _id_of(request), window)
     services = services_of(request)
     return answer(
         await services.reads.run("/api/v1/requests/{id}/perfetto", _one, services, trace_of_request, request_id, window)
@@ -309,7 +310,7 @@ async def get_spans(request: Request, params: Annotated[SpanParams, Query()]) ->
 
 
 @router.get(
-    "/requests/{request_id:path}",
+    f"/requests/{text('request_id')}",
     summary="All that is stored of one request",
     responses={200: {"model": RequestRows}, **problems.responses(*READ_ERRORS, NotFound)},
 )
@@ -325,6 +326,11 @@ def _is_asked_for(request: Request, part: str) -> bool:
     """Whether this part of a request is meant, and not a request whose own id ends like it: a slash within an id comes as %2F."""
     raw: bytes | None = request.scope.get("raw_path")
     return raw is None or unquote(raw.rpartition(b"/")[2]) == part
+
+
+def _id_of(request: Request) -> str:
+    """All of the path behind the name of the list. (A pattern that ends in a word also fits the word and a line break.)"""
+    return str(request.scope["path"]).partition(f"{router.prefix}/requests/")[2]
 
 
 def _spans(services: Services, params: SpanParams) -> SpanPage:

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse
 
 from alerts.runbooks import names, runbook
 from collector.pages.frame import page
+from collector.paths import text
 from collector.services import services_of
 from engine_probe.errors import AlertMisuse
 
@@ -22,7 +23,7 @@ router = APIRouter(include_in_schema=False)
 CAUSES_PAGE: Final = "causes.md"
 
 
-@router.get("/runbooks/{name:path}")
+@router.get(f"/runbooks/{text('name')}")
 async def one_runbook(request: Request, name: Annotated[str, Path(max_length=100)]) -> HTMLResponse:
     """What an alert or a cause means and what to do; for another name, 404 with those that there are."""
     return await services_of(request).pages.run("/runbooks", _shown, name)

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse
 
 from collector.cookbook import saved
 from collector.pages.frame import page
+from collector.paths import text
 from collector.services import Services, services_of
 
 router = APIRouter(include_in_schema=False)
@@ -23,7 +24,7 @@ async def requests(request: Request) -> HTMLResponse:
     return await _with_runs(request, "requests", "/requests", "Requests")
 
 
-@router.get("/requests/{request_id:path}")
+@router.get(f"/requests/{text('request_id')}")
 async def one_request(request: Request, request_id: Annotated[str, Path(max_length=1000)]) -> HTMLResponse:
     """The course of one request."""
     return page("pages/request.html", path="/requests", title=f"Request {request_id}", request_id=request_id)

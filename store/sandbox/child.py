@@ -319,8 +319,9 @@ def _verdict(error: Exception) -> tuple[str, str]:
 
 
 def _fail(sock: socket.socket, what: str, message: str) -> None:
+    printable = message[:8000].encode("utf-8", errors="replace").decode()  # a name of a file may be no UTF-8
     with contextlib.suppress(wire.Gone):
-        wire.send(sock, wire.ERROR, say(Failure(what, message[:8000])))
+        wire.send(sock, wire.ERROR, say(Failure(what, printable)))
 
 
 def _end_with_parent(sock: socket.socket) -> None:

@@ -303,6 +303,7 @@ def test_a_person_who_follows_the_link_of_an_alert_reads_a_page(tmp_path: Path) 
             "%FF",
             "%E2%80%AEx",
             "{{7*7}}",
+            "premature_eviction%0A",
         ):
             missing = collector.client.get(f"/runbooks/{odd}")
             assert (missing.status_code, "/runbooks/premature_eviction" in missing.text) == (404, True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -255,6 +256,17 @@ def test_request_whose_own_id_ends_like_a_part_of_one_is_found(collector: Collec
     assert collector.client.get(f"/api/v1/requests/shop/{part}").status_code == 404
     spelled = f"shop%2F{part}/%{ord(part[0]):X}{part[1:]}"
     assert set(get(collector, f"requests/{spelled}")) == set(get(collector, f"requests/shop%2F{part}/{part}"))
+
+
+@pytest.mark.parametrize("request_id", ["a\nb", "a\n", "\n/timeline", "\r\n/perfetto\n"])
+def test_request_whose_id_holds_line_breaks_is_found(collector: Collector, request_id: str) -> None:
+    """Its rows, its course, its trace and its page, and not those of the id without them."""
+    collector.post({"request": [request_row(request_id, run_id="odd")]}).raise_for_status()
+    path = f"requests/{quote(request_id, safe='')}"
+    assert get(collector, path)["request_id"] == request_id
+    assert get(collector, f"{path}/timeline")["request_id"] == request_id
+    assert get(collector, f"{path}/perfetto")["otherData"]["requests"] == 1
+    assert collector.client.get(f"/{path}").status_code == 200
 
 
 @pytest.mark.parametrize(
