@@ -206,6 +206,8 @@ class LineageFacts:
     """[n] missed although the block at which the chain broke was in the cache; not in `evicted_tokens`. None as above."""
     evicted_by: Obj | None = None
     """[n] tenant of the request for which the block was evicted at which each chain broke; None in it: not told, None: nobody tells."""
+    by_evictions: bool = False
+    """No store is told: a missed block that had been evicted before was lost."""
     evicted_ago_s: float | None = None
     """Median time from that eviction to the miss; None where no eviction was seen."""
 
@@ -222,7 +224,8 @@ class LineageFacts:
 
 @dataclass(frozen=True, slots=True)
 class BlockTotals:
-    """Block life in the window from events. `restored`: stored after an eviction in the same window; None where lineage tells more.
+    """Block life in the window from events. `restored`: stored after an eviction in the same window; None where lineage tells more, or
+    no store is told.
 
     `sample_rate`: share of the blocks that was kept, and the numbers are estimates; None: all.
     """

@@ -43,6 +43,10 @@ def premature_eviction(case: Case) -> Claim | Excluded | None:
             )
         evidence += _by_lineage(case, lineage)
     elif totals is not None:
+        if totals.evicted == 0:
+            return Excluded(f"0 blocks were evicted in the {case.suspect_word}")
+        if totals.restored is None:  # evictions alone, and no prompt tells its blocks
+            return None
         strength = 0.8
         if not totals.restored:
             return Excluded(

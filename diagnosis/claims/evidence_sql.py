@@ -140,7 +140,8 @@ def pool_sql(case: Case, facts: Facts) -> str:
 def lost_sql(case: Case, select: str, where: str = "true") -> str:
     """`select` over the prompt blocks that the suspect window missed although they had been stored before, a row a miss.
 
-    A lost block that was asked for again is stored twice, so only such blocks are looked at (as `store.evidence.lost_blocks` does).
+    A lost block that was asked for again is stored twice, so only such blocks are looked at; where no store is told, those that were
+    evicted (as `store.evidence.lost_blocks` does).
     """
     facts, window, lineage = case.suspect, case.suspect_window, case.suspect.lineage
     worker = ", worker" if lineage is not None and lineage.by_worker else ""
@@ -158,9 +159,12 @@ def lost_sql(case: Case, select: str, where: str = "true") -> str:
             f"AND m.at_ns BETWEEN at_ns AND at_ns + {round(COLD_PERIOD_S)}000000000)"
         )
     kept = " AND ".join(c for c in conditions if c != "true")
+    change, times = "= 'stored'", " HAVING count(*) > 1"
+    if lineage is not None and lineage.by_evictions:
+        change, times = "IN ('evicted', 'removed')", ""
     return (
         f"SELECT {select} FROM ({missed}) m JOIN (SELECT block_hash{worker}, min(at_ns) AS first_ns FROM block WHERE {past} "
-        f"AND change = 'stored' AND {ON_DEVICE} GROUP BY ALL HAVING count(*) > 1) s USING (block_hash{worker}) "
+        f"AND change {change} AND {ON_DEVICE} GROUP BY ALL{times}) s USING (block_hash{worker}) "
         "WHERE m.at_ns > s.first_ns" + (f" AND {kept}" if kept else "")
     )
 

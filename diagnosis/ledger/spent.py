@@ -123,7 +123,7 @@ def own_work(facts: Facts, context: Context) -> Spent:
             give(kind, more)
         give("reuse_lost", lost)
 
-    untold = facts.lineage is None and facts.blocks is None
+    untold = facts.lineage is None and (facts.blocks is None or facts.blocks.restored is None)
     if untold and reuse is not None and REUSE_LOST.is_reached(float(reuse.lost.sum()) / max(float(prompt.sum()), 1e-9)):
         # before long prompts: what is usually found is computed for want of it
         give_lost(np.clip(reuse.lost - (np.nan_to_num(r.get("computed_tokens")) - left), 0.0, left))

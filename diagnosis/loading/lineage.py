@@ -101,6 +101,7 @@ def lineage(
         expired_tokens=expired,
         unused_tokens=unused,
         evicted_by=evicted_by,
+        by_evictions=stored.by_evictions,
         evicted_ago_s=ago,
     )
 

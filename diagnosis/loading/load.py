@@ -104,7 +104,8 @@ def _load(
         window.end_ns if window.end_ns is not None else newest + 1_000_000_000,
         window.run_id,
     )
-    totals = pool.submit(_blocks, store, bounds)
+    names = table["worker"].combine_chunks().unique().to_pylist()
+    totals = pool.submit(_blocks, store, bounds, names)
     engine, engine_merged = None, False
     if vantage != "engine":
         wider = reach(window)
@@ -135,7 +136,7 @@ def _load(
     blocks = totals.result()
     if blocks is None:  # without the life of blocks a miss can be joined to nothing
         facts_lineage = None
-    if blocks is not None and facts_lineage is None:
+    if blocks is not None and facts_lineage is None and blocks.stored:
         blocks = replace(blocks, restored=queries.restored_blocks(store, bounds))
     routed = routing_job.result()
     moves = handovers(store, window, requests, steps, block_size(workers))
@@ -320,9 +321,10 @@ def _clock_error(marks: Sequence[MarkFact]) -> float | None:
     return max(known) if known else None
 
 
-def _blocks(store: Store, window: Window) -> BlockTotals | None:
+def _blocks(store: Store, window: Window, workers: Sequence[str | None]) -> BlockTotals | None:
+    """None where these workers tell of no blocks; a window without a change of any is one in which nothing was evicted, if they do."""
     row = queries.block_totals(store, window)
-    if not any(row.values()):
+    if not any(row.values()) and not queries.tells_of_blocks(store, window, workers):
         return None
     rate = queries.block_rate(store, window)
     tier = {name: row[name] for name in ("tier_taken", "tier_given_up", "tier_loaded")}

@@ -13,17 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from diagnosis.facts import Facts
+from diagnosis.facts import F64, BlockTotals, Facts, LineageFacts
 from diagnosis.quality import caching_is_off
 
 KNOWN = 0.05
 """Share of requests that have to know a phase before the window counts as having seen it."""
+MOST_OF = 0.5
+"""Share of the other window's losses that a window has to have missed less, before no word of evictions means that there were none."""
 
 
 def equal_sight(base: Facts, suspect: Facts) -> tuple[Facts, Facts, list[str]]:
     """Both windows with only what both saw, and a sentence for each thing that had to be left aside."""
     notes: list[str] = []
-    pair = [base, suspect]
+    pair = [*with_none_evicted(base, suspect)]
     for what, sees, blind in (
         ("queue and prefill", _sees_phases, _without_phases),
         ("decode times", _sees_decode, _without_decode),
@@ -55,6 +57,42 @@ def _without_decode(facts: Facts) -> Facts:
     hidden = _hide(facts, ("decode_s", "stalled_s"))
     visible = hidden.visible - {"request.token_ns"}
     return replace(hidden, requests=replace(hidden.requests, gaps=None), visible=visible)
+
+
+def with_none_evicted(base: Facts, suspect: Facts) -> tuple[Facts, Facts]:
+    """A window without a word of blocks beside one whose workers, the same ones, tell of evictions alone: nothing was evicted in it.
+
+    Told where prompts name their blocks, and where requests missed so much less that there is no room in it for losses like the other's.
+    """
+    pair = [base, suspect]
+    for mine, other in ((0, 1), (1, 0)):
+        facts, there = pair[mine], pair[other]
+        lost, misses = there.lineage, _misses(facts)
+        if facts.blocks is not None or facts.sharing is None or misses is None:
+            continue
+        if there.blocks is None or lost is None or not lost.by_evictions or caching_is_off(facts)[0]:
+            continue
+        if not set(facts.requests.worker_names) <= set(there.requests.worker_names):
+            continue
+        again = float(lost.evicted_tokens.mean()) + lost.apart_tokens / len(there.requests)
+        missed_there = again + float(lost.new_tokens.mean() + lost.cleared_tokens.mean())
+        if again == 0.0 or missed_there - float(misses.mean()) < MOST_OF * again:
+            continue
+        none = np.zeros(len(misses))
+        lineage = LineageFacts(none, misses, none, 0, None, (), lost.by_worker, by_evictions=True)
+        visible = facts.visible | {"block.evicted", "request.prompt_blocks"}
+        pair[mine] = replace(facts, blocks=BlockTotals(0, 0, None, 0), lineage=lineage, visible=visible)
+    return pair[0], pair[1]
+
+
+def _misses(facts: Facts) -> F64 | None:
+    """[n] prompt tokens of full blocks that each request missed; None where that is not told."""
+    size, r = facts.block_size(), facts.requests
+    if size is None or not r.has("prompt_tokens") or not r.has("cached_tokens"):
+        return None
+    full = np.floor(np.nan_to_num(r.get("prompt_tokens")) / size) * size
+    missed: F64 = np.maximum(full - np.nan_to_num(r.get("cached_tokens")), 0.0)
+    return missed
 
 
 def _sees_blocks(facts: Facts) -> bool:

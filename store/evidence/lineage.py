@@ -83,6 +83,18 @@ def block_totals(store: Store, window: Window) -> dict[str, int]:
     }
 
 
+def tells_of_blocks(store: Store, window: Window, workers: Sequence[str | None]) -> bool:
+    """Whether any of these workers tells of its blocks in the window or the hour before it; of a run: in all that came before its end."""
+    before = past_of(window) if window.run_id is None else Window(None, window.end_ns, window.run_id)
+    condition, params = window_sql(before, "at_ns")
+    found = store.query(
+        f"SELECT DISTINCT worker FROM block WHERE {condition} AND change IN ('stored', 'evicted', 'removed', 'cleared') AND {ON_DEVICE}",
+        params,
+    )
+    names = set(found["worker"].to_pylist())
+    return None in names or bool(names & set(workers))
+
+
 def hit_tokens(store: Store, window: Window) -> float:
     """Tokens of blocks that the window's requests found on the device, by the blocks' own events; a request's own blocks count nothing."""
     condition, params = window_sql(window, "at_ns")
