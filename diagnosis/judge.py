@@ -24,6 +24,7 @@ from diagnosis.facts import F64, Facts
 from diagnosis.ledger import ledger as ledgers
 from diagnosis.ledger import pair, timeline
 from diagnosis.ledger.ledger import Counted, Ledger, metric_values
+from diagnosis.ledger.reuse_by_times import reuse_by_times
 from diagnosis.ledger.rows import NEUTRAL, ROWS
 from diagnosis.ledger.spent import Context, long_prefill_tokens
 from diagnosis.ledger.step_reasons import with_step_extras
@@ -210,6 +211,9 @@ def _ledgers(base: Facts, suspect: Facts, metric: str, model: WorkModel) -> tupl
     def write(facts: Facts, other: Facts, *, is_suspect: bool) -> Ledger:
         off = quality.caching_is_off(facts)[0]
         ratio, each = reuse_ratio(other, facts), found_each(other, facts)
+        if ratio is None:
+            slow = model.slow_factor or 1.0
+            ratio = reuse_by_times(facts, other, slow if is_suspect else 1.0 / slow)
         context = Context(model, most, long_tokens, ratio, off, usual, is_suspect, each, told[is_suspect])
         return ledgers.write(facts, metric, context)
 

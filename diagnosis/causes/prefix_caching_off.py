@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
+from diagnosis.facts import Facts
 from diagnosis.quality import caching_is_off, workers_off
-from diagnosis.telling.wording import listing, number, percent
+from diagnosis.telling.wording import listing, number, percent, seconds
 
 
 @cause(
@@ -58,8 +61,26 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
                 case.worst_requests("prefix_caching_off"),
             )
         )
+    else:
+        took = [_median_prefill_s(facts) for facts in (case.suspect, case.base)]
+        if took[0] is not None and took[1] is not None:
+            evidence.append(
+                Evidence(
+                    f"nobody tells what the {case.base_word} found cached; prefill took {seconds(took[0])} in the median ({seconds(took[1])} there), "
+                    "of prompts that are computed whole now",
+                    took[0],
+                    "s",
+                    request_sql(case, case.suspect, "median(prefill_s) AS prefill_s", "prefill_s"),
+                    case.worst_requests("prefix_caching_off"),
+                )
+            )
     subject = ("worker", some[0]) if len(some) == 1 else ("fleet", None)
     return Claim(evidence, subject, None, 1.0 if told else 0.8)
+
+
+def _median_prefill_s(facts: Facts) -> float | None:
+    prefill = facts.requests.get("prefill_s")
+    return float(np.nanmedian(prefill)) if np.isfinite(prefill).any() else None
 
 
 def _flag_sql(case: Case) -> str:
