@@ -1,7 +1,7 @@
 """A small engine in virtual time, for tests: faults are switched on one at a time, so that the truth of a verdict is known.
 
 Continuous batching with a token budget, a block pool with prefix cache (LRU, deepest block first), preemption by recompute.
-Step time = slow * (fixed + prefill tokens * per_token + sequences * per_seq), slow in `slow_span` (s) alone if there is one. Emits the rows a fully instrumented engine
+Step time = slow * (fixed + prefill tokens * per_token + sequences * per_seq + context tokens * per_context), slow in `slow_span` (s) alone if there is one. Emits the rows a fully instrumented engine
 would; `at_level` takes away what a poorer observer could not have seen.
 """
 
@@ -36,6 +36,7 @@ class Setup:
     fixed_s: float = 0.010
     per_token_s: float = 0.0001
     per_seq_s: float = 0.0008
+    per_context_s: float = 0.0
     slow: float = 1.0
     slow_span: tuple[float, float] | None = None
     warm: bool = True
@@ -105,7 +106,8 @@ class Engine:
                 now = arrivals[0].arrival if arrivals else now + s.fixed_s
                 continue
             slow = s.slow if s.slow_span is None or s.slow_span[0] <= now < s.slow_span[1] else 1.0
-            duration = slow * (s.fixed_s + tokens * s.per_token_s + len(decoding) * s.per_seq_s)
+            read_s = s.per_context_s * sum(r.prompt + r.generated for r in decoding)
+            duration = slow * (s.fixed_s + tokens * s.per_token_s + len(decoding) * s.per_seq_s + read_s)
             waited = len(waiting)
             now += duration
             for r, n in prefilling:

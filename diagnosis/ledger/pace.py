@@ -19,11 +19,16 @@ MIN_QUIET_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds a token, sequences that decoded meanwhile, and the instant, of each gap or request, [m] each."""
+    """Seconds a token, sequences that decoded meanwhile, and the instant, of each gap or request, [m] each.
+
+    request, middle_s   [m] row of the request, and the middle of the time that was looked at
+    """
 
     step_s: F64
     running: F64
     at_s: F64
+    request: I64
+    middle_s: F64
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -47,7 +52,7 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
     """Gaps between chunks in which no request's prompt finished: pure decode steps."""
     gaps = requests.gaps
     if gaps is None or len(gaps.gap_s) == 0:
-        return Pace(np.empty(0), np.empty(0), np.empty(0))
+        return Pace(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), np.empty(0))
     per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
     decoded, accepted = requests.get("output_tokens") - 1, requests.get("accepted_tokens")
     if np.isfinite(accepted).any():  # of a step that speculates several tokens come at once
@@ -62,7 +67,8 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
         firsts = np.sort(firsts[np.isfinite(firsts)])
         running[rows] = decoding_at(requests, mine, at - gap / 2)
         quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, at - gap, "right")
-    return Pace(per_token[quiet], running[quiet], gaps.at_s[quiet])
+    at = gaps.at_s[quiet]
+    return Pace(per_token[quiet], running[quiet], at, gaps.request[quiet], at - gaps.gap_s[quiet] / 2)
 
 
 def mean_gaps(requests: RequestFacts, without: I64 | None = None) -> Pace:
@@ -98,7 +104,8 @@ def mean_gaps(requests: RequestFacts, without: I64 | None = None) -> Pace:
     known &= (left >= MIN_QUIET_TOKENS) & (quiet > 0)
     if without is not None:
         known[without] = False
-    return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known])
+    middle = ((requests.first_token_s + requests.last_token_s) / 2)[known]
+    return Pace(quiet[known] / left[known], running[known], requests.last_token_s[known], np.flatnonzero(known), middle)
 
 
 def decoding_at(requests: RequestFacts, rows: I64, at_s: F64, *, with_itself: bool = True) -> F64:

@@ -2,7 +2,7 @@
 
 Two numbers matter. `prefill_s_per_token` turns tokens that had to be computed again into seconds. `slow_factor` says how
 much longer a step with the *same* work took in the suspect window; it is judged at equal concurrency, so that a fuller
-batch is not mistaken for a slower machine, and against the drift of step time inside each window (`drift.py`). Where the
+batch is not mistaken for a slower machine, at equal context where that is longer in what is slower (`contexts.py`), and against the drift of step time inside each window (`drift.py`). Where the
 only a part of the window that is worse was slower, the ratio of the whole would be nobody's: that part is its `spell`.
 """
 
@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from diagnosis.calibration import all_reached, threshold
-from diagnosis.facts import F64, Facts, StepFacts
+from diagnosis.facts import F64, I64, Bool, Facts, StepFacts
+from diagnosis.ledger.contexts import at_equal_context, beyond_context, grew, mean_contexts
 from diagnosis.ledger.drift import SPANS, Ratio, Spell, compare, drift, drift_by_time, spell
 from diagnosis.ledger.overheads import without_overheads
 from diagnosis.ledger.pace import Pace, decoding_at, mean_gaps, quiet_gaps, running_of
@@ -97,9 +98,7 @@ def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> 
     found = _compared(*sides, suspect_is_worse=suspect_is_worse)
     factor, ratio = None, found.ratio
     if ratio is not None:
-        apart = abs(float(np.log(ratio.value)))
-        significant = all_reached((SLOWER, float(np.expm1(apart))), (ABOVE_DRIFT, apart / max(ratio.noise, 1e-12)))
-        factor = ratio.value if significant and found.spell is None else 1.0
+        factor = ratio.value if _stands_out(ratio) and found.spell is None else 1.0
     per_seq, step = _decode_cost(sides[0])
     cost = _prefill_cost(base, suspect, factor or 1.0)
     return WorkModel(
@@ -117,14 +116,38 @@ def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> 
     )
 
 
+def _stands_out(ratio: Ratio) -> bool:
+    apart = abs(float(np.log(ratio.value)))
+    return all_reached((SLOWER, float(np.expm1(apart))), (ABOVE_DRIFT, apart / max(ratio.noise, 1e-12)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Step times of both windows at equal work: their ratio, a slow spell of the worse one, and what was compared."""
+    """Step times of both windows at equal work: their ratio, a slow spell of the worse one, and what was compared.
+
+    points   of both windows, what was compared
+    """
 
     ratio: Ratio | None
     spell: Spell | None
     num_compared: int
     source: str | None
+    points: Sequence[_Points] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Compared steps, gaps or requests of a window, [m] each.
+
+    effect   log of step time over what is usual for its sequences   at_s: its end, middle_s: its middle
+    worker   code into the names of the window's requests, -1 unknown
+    """
+
+    effect: F64
+    at_s: F64
+    middle_s: F64
+    sequences: F64
+    worker: I64
 
 
 class _Side:
@@ -148,18 +171,53 @@ class _Side:
 
 
 def _compared(base: _Side, suspect: _Side, *, suspect_is_worse: bool) -> _Compared:
-    if base.steps is not None and suspect.steps is not None:
-        found = _compare_steps(base.steps, suspect.steps, suspect_is_worse)
-        if found is not None:
-            return found
-    found = _compare_levels(base.gaps, suspect.gaps, "token gaps", suspect_is_worse)
+    found = _compare_steps(base, suspect, suspect_is_worse)
     if found is None:
-        found = _compare_levels(base.means, suspect.means, "mean gap per request", suspect_is_worse)
-    return found or _Compared(None, None, 0, None)
+        found = _compare_levels(base, suspect, "token gaps", suspect_is_worse)
+    if found is None:
+        found = _compare_levels(base, suspect, "mean gap per request", suspect_is_worse)
+    if found is None:
+        return _Compared(None, None, 0, None)
+    return _in_context(base, suspect, found, int(suspect_is_worse))
 
 
-def _compare_levels(base: Pace, suspect: Pace, source: str, suspect_is_worse: bool) -> _Compared | None:
-    """Step times at equal concurrency."""
+def _in_context(base: _Side, suspect: _Side, found: _Compared, worse: int) -> _Compared:
+    """What was found, unless it is slow where contexts are longer: then at equal context, else beyond what contexts explain, else nothing."""
+    if found.ratio is None or (found.spell is None and not _stands_out(found.ratio)):
+        return found
+    contexts = []
+    for side, points in zip((base, suspect), found.points, strict=True):
+        told = mean_contexts(side.requests, points.worker, points.middle_s)
+        if told is None:
+            return found
+        contexts.append(told)
+    if found.spell is not None:
+        inside = found.spell.shares(found.points[worse].at_s) > 0
+        longer = grew(contexts[worse][inside], contexts[1 - worse])
+    else:
+        slower = int(found.ratio.value > 1.0)
+        longer = grew(contexts[slower], contexts[1 - slower])
+    if not longer:
+        return found
+    effects, sequences = [each.effect for each in found.points], [each.sequences for each in found.points]
+    equal = at_equal_context(effects, sequences, contexts, MIN_LEVEL)
+    num_equal = min(int(np.isfinite(each).sum()) for each in equal)
+    is_equal = num_equal >= 3 * MIN_LEVEL
+    left = equal if is_equal else beyond_context(effects, contexts)
+    timed = [(effect, points.at_s) for effect, points in zip(left, found.points, strict=True)]
+    ratio, slow = compare(*(drift(*each) for each in timed)), _spell(timed, worse)
+    if ratio is None:
+        return _Compared(None, None, 0, None)
+    still = slow is not None or (_stands_out(ratio) and (ratio.value > 1.0) == (found.ratio.value > 1.0))
+    if not is_equal and not still:
+        return _Compared(None, None, 0, None)
+    return replace(found, ratio=ratio, spell=slow, num_compared=num_equal if is_equal else found.num_compared)
+
+
+def _compare_levels(base_side: _Side, suspect_side: _Side, source: str, suspect_is_worse: bool) -> _Compared | None:
+    """Step times at equal concurrency, by the gaps or else by the requests' means."""
+    sides = (base_side, suspect_side)
+    base, suspect = (side.gaps if source == "token gaps" else side.means for side in sides)
     levels = [np.round(pace.running) for pace in (base, suspect)]
     usual: dict[float, tuple[float, float]] = {}
     num_compared = 0
@@ -183,7 +241,11 @@ def _compare_levels(base: Pace, suspect: Pace, source: str, suspect_is_worse: bo
         pace = (base, suspect)[worse]
         inside = _relative(pace, levels[worse], theirs)[slow.shares(pace.at_s) > 0]
         slow = replace(slow, factor=max(float(np.exp(np.nanmedian(inside))), 1.0))
-    return _Compared(ratio, slow, num_compared, source)
+    points = [
+        _Points(effect[0], pace.at_s, pace.middle_s, level, side.requests.worker[pace.request])
+        for effect, pace, level, side in zip(effects, (base, suspect), levels, sides, strict=True)
+    ]
+    return _Compared(ratio, slow, num_compared, source, points)
 
 
 def _relative(pace: Pace, level: F64, usual: Mapping[float, float]) -> F64:
@@ -194,16 +256,32 @@ def _relative(pace: Pace, level: F64, usual: Mapping[float, float]) -> F64:
     return relative
 
 
+def _designed(steps: StepFacts) -> Bool:
+    """[m] steps that know how long they took and what they did."""
+    known = np.isfinite(steps.duration_s) & (steps.duration_s > 0)
+    return known & np.isfinite(steps.get("prefill_tokens")) & np.isfinite(steps.get("decode_tokens"))
+
+
 def step_design(steps: StepFacts) -> tuple[F64, F64, F64]:
     """(duration, [1, prefill tokens, decode tokens], end) of the steps that know them."""
     prefill, decode = steps.get("prefill_tokens"), steps.get("decode_tokens")
-    known = np.isfinite(steps.duration_s) & (steps.duration_s > 0) & np.isfinite(prefill) & np.isfinite(decode)
+    known = _designed(steps)
     columns = [np.ones(int(known.sum())), prefill[known], decode[known]]
     return steps.duration_s[known], np.stack(columns, axis=1), steps.at_s[known]
 
 
-def _compare_steps(base: StepFacts, suspect: StepFacts, suspect_is_worse: bool) -> _Compared | None:
+def _workers_of(steps: StepFacts, side: _Side) -> I64:
+    """[m] code of each step's worker into the names of the window's requests, -1 where no request names it."""
+    names = list(side.requests.worker_names)
+    place = [names.index(name) if name in names else -1 for name in steps.worker_names]
+    return np.array([*place, -1], dtype=np.int64)[steps.worker]
+
+
+def _compare_steps(base_side: _Side, suspect_side: _Side, suspect_is_worse: bool) -> _Compared | None:
     """Step times over what the baseline's fit says of their work."""
+    base, suspect = base_side.steps, suspect_side.steps
+    if base is None or suspect is None:
+        return None
     duration_b, work_b, at_b = step_design(base)
     duration_s, work_s, at_s = step_design(suspect)
     if len(duration_b) < 3 * MIN_LEVEL or len(duration_s) < 3 * MIN_LEVEL:
@@ -225,7 +303,17 @@ def _compare_steps(base: StepFacts, suspect: StepFacts, suspect_is_worse: bool) 
     ratio = compare(*(drift(*effect) for effect in effects))
     if ratio is None:
         return None
-    return _Compared(ratio, _spell(effects, int(suspect_is_worse)), int(inside.sum()), "steps")
+    workers = (
+        _workers_of(base, base_side)[_designed(base)],
+        _workers_of(suspect, suspect_side)[_designed(suspect)][inside],
+    )
+    points = [
+        _Points(effect, at, at - duration / 2, work[:, 2], worker)
+        for (effect, at), duration, work, worker in zip(
+            effects, (duration_b, duration_s[inside]), (work_b, work_s[inside]), workers, strict=True
+        )
+    ]
+    return _Compared(ratio, _spell(effects, int(suspect_is_worse)), int(inside.sum()), "steps", points)
 
 
 def _spell(effects: Sequence[tuple[F64, F64]], worse: int) -> Spell | None:
