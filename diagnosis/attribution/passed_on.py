@@ -9,6 +9,9 @@ longer and others less, and what it did is the sum of both. So is what a fuller 
 what others add to it is a fit, and what one row has too much the other has too little. And who gives up and asks again waits less in the attempt
 that is served than one who would have stayed: that is part of what asking again did.
 
+Own work that grew among requests of equal length, and that nobody claims, fills steps too: some of it is the steps that they share with longer
+ones, but where it is nearly all, what waits follows from what nobody names, and not from lengths.
+
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
 where it has LEADS of them or more; where nobody has, they stay unexplained.
 """
@@ -82,9 +85,15 @@ def follows(
     if not fills:
         return None
     leader = max(fills, key=lambda name: (fills[name], name))
-    if fills[leader] < LEADS * sum(fills.values()):
-        return None
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
+    nobodys = 0.0
+    if set(TRAFFIC) & set(rows_of[leader]):
+        own = [
+            row.mean_s if by_mean else row.quantile_s for row in rows if row.name in OWN_WORK and row.name not in taken
+        ]
+        nobodys = max(sign * sum(own), 0.0)
+    if fills[leader] < LEADS * sum(fills.values()) or fills[leader] < (1.0 - ALONE) * (fills[leader] + nobodys):
+        return None
     wanted = {*QUEUES, *OWN_WORK} if same_kind else set(QUEUES)
     alone = fills[leader] >= ALONE * sum(fills.values())
     if reshapes := bool((RESHAPES | SENDS_ELSEWHERE if alone else RESHAPES).intersection(rows_of[leader])):

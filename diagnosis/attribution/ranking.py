@@ -88,7 +88,7 @@ def rank(
     for cause, claim in claims:
         mine = [name for name in cause.rows if owner.get(name) == cause.name]
         if case.traffic is not None and case.traffic.row in mine:
-            found = _of_traffic(cause, claim, mine, case.traffic)
+            found = _of_traffic(cause, claim, mine, case.traffic, judged)
         elif by_tail:
             found = _of_tail(cause, claim, mine, p99, case, judged)
         else:
@@ -177,11 +177,15 @@ def _of_tail(
     return _Owned(cause, claim, mine, seconds, share, share >= MOST and (claim.began or began(case, mine)))
 
 
-def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic) -> _Owned:
-    seconds = traffic.mean_s if traffic.by_mean else traffic.quantile_s
-    moved = traffic.raw_mean_s if traffic.by_mean else traffic.raw_quantile_s
+def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic, judged: Judged) -> _Owned:
+    """Of the raw change of the mean where the mean carries the verdict on the engine: a share of the one is none of the other."""
+    by_mean = traffic.by_mean or (judged.changed and judged.by_mean)
+    seconds = traffic.mean_s if by_mean else traffic.quantile_s
+    moved = traffic.raw_mean_s if by_mean else traffic.raw_quantile_s
     share = seconds / moved if abs(moved) > DUST_S else 0.0
-    return _Owned(cause, claim, mine, seconds, share, traffic.changed, 1.0 - traffic.p_value)
+    # a mix that moves the mean and the quantile to opposite sides owns a tail at most
+    stands = traffic.changed and (traffic.mean_s * traffic.quantile_s >= 0 or share >= MOST)
+    return _Owned(cause, claim, mine, seconds, share, stands, 1.0 - traffic.p_value)
 
 
 def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case, judged: Judged) -> list[_Owned]:

@@ -49,8 +49,18 @@ def test_what_fills_no_step_keeps_nobody_waiting() -> None:
 
 def test_longer_prompts_do_not_follow_where_requests_are_of_another_kind() -> None:
     """At another mix the own prefill and decode are the mix's matter; the queue still follows."""
-    told = rows(mix_shift=0.01, queue_load=0.02, own_prefill=0.03, own_decode=0.04)
+    told = rows(mix_shift=0.01, queue_load=0.02, own_prefill=0.01, own_decode=0.02)
     assert followed({"mix_shift": 0.01}, told, same_kind=False) == ("mix_shift", ["queue_load"])
+
+
+@pytest.mark.parametrize(("own", "rows_that_follow"), [(0.05, None), (0.03, ["queue_load"])])
+def test_what_waits_does_not_follow_from_lengths_where_own_work_grew_far_more(
+    own: float, rows_that_follow: list[str] | None
+) -> None:
+    """Longer prompts own 10 ms; prompts of equal length took 50 ms longer (or 30): five sixths are somebody's whom nobody names."""
+    told = rows(length_shift=0.01, queue_load=0.02, own_prefill=own)
+    found = followed({"length_shift": 0.01}, told, same_kind=False)
+    assert found == (None if rows_that_follow is None else ("length_shift", rows_that_follow))
 
 
 def test_who_reshapes_the_steps_owns_what_got_shorter_too() -> None:
