@@ -247,10 +247,22 @@ class SharingFacts:
 
     rows     [k] requests that were looked at: neighbours in time, so that two windows are looked at alike
     tokens   [k] leading tokens that each of them has in common with another one
+    owner, since   [m] each block of those leading tokens, by request and then from the front: place of its request in `rows`, and of the
+             second request that names it; None where only all of them are compared
     """
 
     rows: I64
     tokens: F64
+    owner: I64 | None = None
+    since: I64 | None = None
+    block_size: int = 0
+
+    def among(self, num: int) -> F64:
+        """[num] leading tokens that each of the first `num` has in common with another one of them: more requests share more."""
+        if self.owner is None or self.since is None or num >= len(self.rows):
+            return self.tokens[:num]
+        seen = self.owner[(self.since < num) & (self.owner < num)]
+        return np.bincount(seen, minlength=num).astype(np.float64) * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

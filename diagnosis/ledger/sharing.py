@@ -2,7 +2,7 @@
 
 A chain hash names a block and all before it, so a block that two prompts name is a beginning that they have in common.
 
-Invariant: requests that are neighbours in time are looked at, as many in every window: more of them would share more.
+Invariant: requests that are neighbours in time are looked at, and of two windows as many of each kind: more of them would share more.
 """
 
 from __future__ import annotations
@@ -40,11 +40,23 @@ def sharing(prompt_blocks: pa.ChunkedArray, block_size: int) -> SharingFacts | N
     owner = np.repeat(np.arange(len(known)), lengths)
     _, position, count = np.unique(blocks, return_inverse=True, return_counts=True)
     is_alone = count[position] < 2
+    second = _second_owner(position, owner, len(count))[position]
     # leading blocks before the first that nobody else names
     first_alone = lengths.copy()
     place = np.arange(len(blocks)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     np.minimum.at(first_alone, owner[is_alone], place[is_alone])
-    return SharingFacts(known, first_alone.astype(np.float64) * block_size)
+    leading = place < first_alone[owner]
+    tokens = first_alone.astype(np.float64) * block_size
+    return SharingFacts(known, tokens, owner[leading], np.maximum(second, owner)[leading], block_size)
+
+
+def _second_owner(position: I64, owner: I64, num_blocks: int) -> I64:
+    """[num_blocks] the second request that names each block, by `position` and `owner` [m] of each mention; the first where none is."""
+    order = np.lexsort((owner, position))
+    start = np.searchsorted(position[order], np.arange(num_blocks))
+    after = np.minimum(start + 1, len(order) - 1)
+    has_two = position[order[after]] == np.arange(num_blocks)
+    return np.where(has_two, owner[order[after]], owner[order[start]])
 
 
 def no_longer_shared(facts: Facts, other: Facts) -> F64:
@@ -64,7 +76,7 @@ def no_longer_shared(facts: Facts, other: Facts) -> F64:
     here, there = _classes(facts), _classes(other)
     for kind in set(here) & set(there):
         rows, rows_there = here[kind], there[kind]
-        common, common_there = (_mean_shared(f, mine) for f, mine in ((facts, rows), (other, rows_there)))
+        common, common_there = _mean_shared(facts.sharing, rows, other.sharing, rows_there)
         found, found_there = (_mean_known(c[mine]) for c, mine in ((cached, rows), (cached_there, rows_there)))
         if common is None or common_there is None or found is None or found_there is None:
             continue
@@ -89,10 +101,17 @@ def _classes(facts: Facts) -> dict[tuple[str | None, str | None], I64]:
     return {(names[0][code // width], names[1][code % width]): mine for code, mine in enumerate(rows) if len(mine)}
 
 
-def _mean_shared(facts: Facts, rows: I64) -> float | None:
-    assert facts.sharing is not None
-    mine = facts.sharing.tokens[np.isin(facts.sharing.rows, rows)]
-    return float(mine.mean()) if len(mine) else None
+def _mean_shared(one: SharingFacts, rows: I64, other: SharingFacts, theirs: I64) -> tuple[float | None, float | None]:
+    """Mean tokens that requests of a kind have in common with others, of as many of them in either window."""
+    places = [np.flatnonzero(np.isin(each.rows, mine)) for each, mine in ((one, rows), (other, theirs))]
+    num = min(len(place) for place in places)
+    if num == 0:
+        return None, None
+    means = [
+        float(each.among(int(place[num - 1]) + 1)[place[:num]].mean())
+        for each, place in zip((one, other), places, strict=True)
+    ]
+    return means[0], means[1]
 
 
 def _mean_known(values: F64) -> float | None:

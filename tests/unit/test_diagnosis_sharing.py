@@ -24,6 +24,27 @@ def test_a_prompt_shares_up_to_the_first_block_that_nobody_else_names() -> None:
     assert found.tokens.tolist() == [48.0, 32.0, 0.0, 0.0]
 
 
+def test_of_fewer_requests_fewer_share() -> None:
+    """The first three in turn begin with 1, 2 and 1; the fourth with 2, and with 5 behind it as the second did."""
+    found = sharing(blocks([1, 3], [2, 5], [1, 4], [2, 5]), 16)
+    assert found is not None
+    assert found.among(4).tolist() == found.tokens.tolist() == [16.0, 32.0, 16.0, 32.0]
+    assert found.among(3).tolist() == [16.0, 0.0, 16.0]
+    assert found.among(2).tolist() == [0.0, 0.0]
+
+
+def test_a_window_with_fewer_requests_is_held_against_as_many() -> None:
+    """Ten agents ask in turn, 40 times and 12 times: most of the latter are the first of their agent, and no prompt changed."""
+    windows = []
+    for num, found in ((40, 32.0), (12, 0.0)):
+        shared = sharing(blocks(*([100 * (i % 10), 100 * (i % 10) + 1, 5000 + i] for i in range(num))), 16)
+        requests = request_facts(np.arange(num) * 2.0, prompt_tokens=[48.0] * num, cached_tokens=[found] * num)
+        windows.append(replace(facts(requests), sharing=shared))
+    assert windows[0].sharing is not None
+    assert float(windows[0].sharing.tokens.mean()) == 32.0  # 12 of them: 2 agents ask twice, 4 of 12 requests share
+    assert not no_longer_shared(windows[1], windows[0]).any()
+
+
 def test_prompts_without_blocks_tell_nothing() -> None:
     """None of them named, and no rows at all."""
     assert sharing(blocks(None, None), 16) is None
