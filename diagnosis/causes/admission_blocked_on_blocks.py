@@ -6,11 +6,15 @@ import numpy as np
 
 from diagnosis.cause import BY_CHAINS, Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.evidence_sql import counter_sql, event_where, lost_sql, num_lost_sql, pool_sql, request_sql
+from diagnosis.ledger.smaller_pool import smaller_pool
+from diagnosis.ledger.timeline import SEEN_IN
 from diagnosis.sampled import count_words
 from diagnosis.telling.wording import number, percent, seconds
 
 BY_GEOMETRY, BY_TRACES = 0.78, 0.6
 """What it is worth where no scheduler says what requests wait for: the pool and what was wanted of it, or traces of shortage alone."""
+BY_SETTINGS = 0.45
+"""What a smaller pool is worth as the only trace where nobody tells whether the machine is as fast as it was: that makes queues too."""
 WAITED_S = 0.001
 """Waits shorter than this are a scheduler's own pace."""
 
@@ -24,7 +28,8 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
     """Requests waited for KV blocks: the pool was too small for what ran at once.
 
     Why: a request is admitted only when the blocks of its prompt are free. Live requests hold theirs until they end, so with
-    a small pool the queue grows although the engine has seats and the steps are not longer.
+    a small pool the queue grows although the engine has seats and the steps are not longer. Where no event and no counter could tell of
+    a shortage, a pool that the workers say was made smaller does, with less confidence.
 
     Refuted by: waiting only while all seats are taken, or while another prompt is being computed; no eviction and no
     preemption in the window; more free blocks than the waiting prompts need.
@@ -111,10 +116,23 @@ def admission_blocked_on_blocks(case: Case) -> Claim | Excluded | None:
             )
         )
     told = "step.waiting_on_blocks" in facts.visible
+    smaller = smaller_pool(facts, base)
+    unseen = smaller is not None and facts.blocks is None and not facts.visible & SEEN_IN and not told
+    if unseen and smaller is not None:
+        evidence.append(
+            Evidence(
+                f"no event and no counter could tell of a shortage; a worker's pool has {number(smaller[0])} blocks ({number(smaller[1])} in the "
+                f"{case.base_word}), and while they waited the running requests and the next one wanted as many",
+                float(smaller[0]),
+                "blocks",
+                computed_by="the workers' own settings, and what the requests' lengths want of them",
+            )
+        )
+    by_settings = BY_TRACES if case.model.slow_raw is not None else BY_SETTINGS
     geometry = facts.num_blocks() is not None and facts.seats(facts.requests.worker_names[0]) is not None
     return Claim(
         evidence,
         subject=case.worker_subject("admission_blocked_on_blocks"),
         interval_s=case.when("admission_blocked_on_blocks"),
-        strength=1.0 if told else BY_GEOMETRY if geometry else BY_TRACES,
+        strength=by_settings if unseen else 1.0 if told else BY_GEOMETRY if geometry else BY_TRACES,
     )

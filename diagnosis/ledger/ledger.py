@@ -100,7 +100,8 @@ def write(facts: Facts, metric: str, context: Context) -> Ledger:
     counted = count(facts, metric)
     keep = counted.rows
     spent = own_work(facts, context)
-    lines = timelines.build_all(facts, spent, context.most_running, token_s(context))
+    shrank = context.pair.smaller_pool is not None
+    lines = timelines.build_all(facts, spent, context.most_running, token_s(context), shrank=shrank)
     sheet = Sheet(len(facts.requests))
     if metric in ("ttft", "e2e"):
         _write_ttft(sheet, facts, spent, lines, context)

@@ -11,6 +11,7 @@ from diagnosis.facts import F64, Facts
 from diagnosis.ledger.offset import find_offset, residual_s
 from diagnosis.ledger.reuse_units import below_unit
 from diagnosis.ledger.sharing import no_longer_shared
+from diagnosis.ledger.smaller_pool import smaller_pool
 from diagnosis.ledger.speculation import refused_share
 from diagnosis.ledger.usual_reuse import UsualReuse, usual_reuse
 
@@ -22,6 +23,7 @@ class Compared:
     tokens         by row of the ledger, [n] prompt tokens that each request computed for that reason
     offset_s       [n] fixed seconds that no phase tells of; None where there are none
     refused_share  [n] share of its decode steps that drafts would have saved, were as many accepted as in the other window
+    smaller_pool   blocks of the pool in this window and in the other, where they are fewer; None where they are not, or not told
     reuse          what each computed that its kind usually finds cached; None where that is not known, or blocks tell it
     """
 
@@ -29,15 +31,23 @@ class Compared:
     offset_s: F64 | None = None
     refused_share: F64 | float = 0.0
     reuse: UsualReuse | None = None
+    smaller_pool: tuple[int, int] | None = None
 
 
 def compare(base: Facts, suspect: Facts) -> tuple[Compared, Compared]:
     """(baseline against suspect window, suspect window against baseline)."""
     offset = find_offset(base, suspect) or find_offset(suspect, base)
     offsets = [None if offset is None else offset.of(residual_s(facts)) for facts in (base, suspect)]
-    return (
-        Compared(_tokens(base, suspect), offsets[0], refused_share(base, suspect), usual_reuse(base, suspect)),
-        Compared(_tokens(suspect, base), offsets[1], refused_share(suspect, base), usual_reuse(suspect, base)),
+    return _compared(base, suspect, offsets[0]), _compared(suspect, base, offsets[1])
+
+
+def _compared(facts: Facts, other: Facts, offset_s: F64 | None) -> Compared:
+    return Compared(
+        _tokens(facts, other),
+        offset_s,
+        refused_share(facts, other),
+        usual_reuse(facts, other),
+        smaller_pool(facts, other),
     )
 
 

@@ -82,14 +82,19 @@ class Timeline:
         }
 
 
-def build_all(facts: Facts, spent: Spent, most_running: int, token_s: float | None) -> dict[int, Timeline]:
+def build_all(
+    facts: Facts, spent: Spent, most_running: int, token_s: float | None, *, shrank: bool = False
+) -> dict[int, Timeline]:
     """Timeline of each worker from the engine's own instants; without those of whose requests none knows them.
 
     most_running  the most requests that this configuration was ever seen to run at once, in either window
     token_s       what a computed prompt token costs in this window, s; None where unknown
+    shrank        the pool is told to hold less than in the other window: a trace of shortage where none else could be seen
     """
     gone, waited = given_up(facts), at_least_s(facts)
     shortage = _shortage(facts)
+    if shortage is None and shrank:
+        shortage = True
     beside = overheads(facts)
     built = {}
     for worker, rows in enumerate(facts.requests.by_worker()):
