@@ -55,6 +55,9 @@ def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named:
         text = f"Break ties at random or by the least load, not by the place in the list. {even}"
         return Advice(text.strip(), None, spill, recompute_s, wait_each_s)
     if named.kind == "affinity":
+        if named.key_kind == "session":
+            text = f"Let a conversation move when its worker queues (or add the load to the score), and place new ones by load. {even}"
+            return Advice(text.strip(), None, spill, recompute_s, wait_each_s)
         replicas = _replicas(seen, rows, worker, named)
         text = (
             f"Let {replicas} workers hold what is pinned to {subject} (replicate the prefix, or add the load to the score so "

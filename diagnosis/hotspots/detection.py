@@ -9,12 +9,13 @@ single intervals and at LONG of them together:
                        prod(1 + (exp(theta t_i) - 1)/m_i) exp(-theta x) (Chernoff 1952; decisions may depend on earlier
                        ones, as in Freedman 1975). That holds for any lengths.
     pace               Seconds of a worker's steps over those that steps of the same shape took at the others, in CHUNKS parts
-                       of the interval: a one-sided t test of the logarithms against the median of the others.
+                       of the interval: a one-sided t test of the logarithms against the median of the others. Without steps the
+                       seconds of prompts share the rate with those of tokens (`decoding`) in LONG intervals taken as one.
     belief             Decisions in which the router's match and what was found differ, against TOLERATED_ERRORS (binomial,
                        by the same bound). Found is what was there at the decision, where block events tell (`holders`): what
                        was evicted while the request waited is no error of the index.
 
-A test that finds something is no hotspot yet: it must have cost what MIN_HARM says, or its cost must be unknown. That only
+A test that finds something is no hotspot yet: it must have cost what MIN_HARM says, by what requests really took, or its cost must be unknown. That only
 takes alarms away. Which kind it is, `kinds` says.
 """
 
@@ -29,8 +30,9 @@ import numpy.typing as npt
 
 from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64
+from diagnosis.hotspots.decoding import answers, lost_share
 from diagnosis.hotspots.observed import Observed, Steps
-from diagnosis.hotspots.regret import Regret
+from diagnosis.hotspots.regret import Borne, Regret, bear
 
 INTERVAL_S = 10.0
 """Time that is judged at once: long enough for some decisions at each worker, short beside what a person waits for an answer."""
@@ -105,16 +107,19 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     decisions, workers = seen.decisions, seen.num_workers
     of, num = intervals(seen)
     edges = np.minimum(np.arange(num + 1) * INTERVAL_S, max(seen.end_s, 1e-9))
-    p_load, load, at_once = _load(of, decisions.chosen, regret, num, workers)
-    harmful = _harm(of, decisions.chosen, regret, num, workers)
+    borne = bear(seen, regret)
+    p_load, load, at_once = _load(of, decisions.chosen, regret, borne, num, workers)
+    harmful = _harm(of, decisions.chosen, borne, num, workers)
     slowness, is_slow = pace(seen, num)
+    by_answers = pace_of_answers(seen, num)
+    slowness = np.where(by_answers[1], np.fmax(slowness, by_answers[0]), slowness)
     is_wrong, can_err = wrong_beliefs(seen)
     return Detected(
         edges,
         of,
         load,
         at_once,
-        is_slow & (harmful | _harm_by_pace(seen, of, regret, is_slow)),
+        is_slow & (harmful | _harm_by_pace(seen, of, regret, is_slow)) | by_answers[1],
         wrong_intervals(of, is_wrong, can_err, num),
         slowness,
         p_load,
@@ -152,7 +157,7 @@ def _harm_by_pace(seen: Observed, of: I64, regret: Regret, is_slow: Flags) -> Fl
     return harmful.reshape(num, workers)
 
 
-def _load(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> tuple[F64, Flags, Flags]:
+def _load(of: I64, chosen: I64, regret: Regret, borne: Borne, num: int, workers: int) -> tuple[F64, Flags, Flags]:
     """([num, workers] least bound of the load tests, found by them, found by those of single intervals), on one scale.
 
     Long intervals find what is small but stays: each of their parts is then in alarm.
@@ -171,7 +176,7 @@ def _load(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> tuple
         for weights, test in ((np.ones(len(of)), "requests"), (tokens, "tokens")):
             bound = excess_p(cells, chosen, weights, size, workers, odds)
             own = np.minimum(own, bound * FALSE_ALARMS / BY_TEST[test + name])
-        found = (own <= FALSE_ALARMS) & _harm(cells, chosen, regret, size, workers)
+        found = (own <= FALSE_ALARMS) & _harm(cells, chosen, borne, size, workers)
         p = np.minimum(p, np.repeat(own, parts, axis=0)[:num])
         flagged |= np.repeat(found, parts, axis=0)[:num]
         at_once |= found if parts == 1 else False
@@ -239,14 +244,12 @@ def _bound(share: F64 | float, lift: F64, load: float, workers: int) -> float:
     return float(min(1.0, workers * math.exp(min(float(exponent.min()), 0.0))))
 
 
-def _harm(of: I64, chosen: I64, regret: Regret, num: int, workers: int) -> Flags:
-    """[num, workers] regret is at least MIN_HARM of what the best would have cost, or nobody can tell."""
-    known = np.isfinite(regret.seconds) & (chosen >= 0)
+def _harm(of: I64, chosen: I64, borne: Borne, num: int, workers: int) -> Flags:
+    """[num, workers] what was lost is at least MIN_HARM of what the best would have cost, or nobody can tell."""
+    known = np.isfinite(borne.lost_s) & np.isfinite(borne.best_s) & (chosen >= 0)
     cell = of[known] * workers + chosen[known]
-    lost = np.bincount(cell, regret.seconds[known], num * workers)
-    rows = np.flatnonzero(known)
-    best = regret.wait_s[rows, regret.best[rows]] + regret.compute_s[rows, regret.best[rows]]
-    cost = np.bincount(cell, best, num * workers)
+    lost = np.bincount(cell, borne.lost_s[known], num * workers)
+    cost = np.bincount(cell, borne.best_s[known], num * workers)
     told = np.bincount(cell, minlength=num * workers)
     harmful: Flags = (told == 0) | (lost >= MIN_HARM * cost) & (lost > 0)
     return harmful.reshape(num, workers)
@@ -266,7 +269,50 @@ def pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         worker, at = served.worker[used], served.first_token_s[used]
         took = served.prefill_s[used]
         usual = _usual(worker, _bucket(served.computed_tokens[used]), took, seen.num_workers)
-    cell = (at / INTERVAL_S * CHUNKS).astype(np.int64)
+    level = BY_TEST["pace"] if seen.steps is not None else BY_TEST["pace"] / 2
+    return _paced(seen, worker, at, took, usual, num, INTERVAL_S, level)
+
+
+def pace_of_answers(seen: Observed, num: int) -> tuple[F64, Flags]:
+    """The same by the tokens of answers where no step was recorded: LONG intervals are one. Slow ones lost MIN_HARM of their time by it."""
+    paced = answers(seen.served, seen.num_workers) if seen.steps is None else None
+    if paced is None:
+        return np.full((num, seen.num_workers), np.nan), np.zeros((num, seen.num_workers), dtype=np.bool_)
+    size = -(-num // LONG)
+    slowness, slow = _paced(
+        seen,
+        paced.worker,
+        paced.at_s,
+        paced.took_s,
+        paced.usual_s,
+        size,
+        LONG * INTERVAL_S,
+        BY_TEST["pace"] / 2,
+        least=0.0,
+    )
+    of = (paced.at_s / (LONG * INTERVAL_S)).astype(np.int64)
+    for index, worker in np.argwhere(slow).tolist():
+        inside = (of == index) & (paced.worker == worker)
+        slow[index, worker] = lost_share(paced, inside) >= MIN_HARM
+    return np.repeat(slowness, LONG, axis=0)[:num], np.repeat(slow, LONG, axis=0)[:num]
+
+
+def _paced(
+    seen: Observed,
+    worker: I64,
+    at: F64,
+    took: F64,
+    usual: F64,
+    num: int,
+    span_s: float,
+    level: float,
+    least: float = -math.inf,
+) -> tuple[F64, Flags]:
+    """(slowness [num, K], slow [num, K]) of `num` spans, by what each of [m] took and usually takes.
+
+    least   log of the pace that the others are taken to have at least: who has more to do than anybody has no usual to be quicker than
+    """
+    cell = (at / span_s * CHUNKS).astype(np.int64)
     inside = (cell >= 0) & (cell < num * CHUNKS) & np.isfinite(usual) & (usual > 0)
     flat = cell[inside] * seen.num_workers + worker[inside]
     size = num * CHUNKS * seen.num_workers
@@ -275,7 +321,7 @@ def pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         ratio = np.bincount(flat, took[inside], size) / np.bincount(flat, usual[inside], size)
         ratio = np.where(count >= MIN_CHUNK_STEPS, ratio, np.nan)
         logs = np.log(ratio).reshape(num, CHUNKS, seen.num_workers)
-        others = _median_of_others(logs)
+        others = np.fmax(_median_of_others(logs), least) if np.isfinite(least) else _median_of_others(logs)
         excess = logs - others
         told = np.isfinite(excess).sum(axis=1)
         mean = (
@@ -283,7 +329,7 @@ def pace(seen: Observed, num: int) -> tuple[F64, Flags]:
         )  # not np.nanmean: its warning can only be kept quiet for all threads at once
         spread = np.sqrt(np.nansum(np.square(excess - mean[:, None]), axis=1) / (told - 1))
         t = mean / np.maximum(spread / np.sqrt(told), 1e-6)
-        limits = np.array([t_limit(int(n), seen.num_workers) for n in range(CHUNKS + 1)])
+        limits = np.array([t_limit(int(n), seen.num_workers, level) for n in range(CHUNKS + 1)])
         certain = (told >= 3) & (t >= limits[told])
         slow = certain & (np.expm1(mean) >= SLOWER.value)
     if (told >= 3).any():
@@ -341,11 +387,11 @@ def _usual(worker: I64, shape: I64, took: F64, workers: int) -> F64:
 
 
 @lru_cache
-def t_limit(told: int, workers: int) -> float:
-    """One-sided t of `told` values that one of `workers` exceeds with the probability of the pace test."""
+def t_limit(told: int, workers: int, level: float = BY_TEST["pace"]) -> float:
+    """One-sided t of `told` values that one of `workers` exceeds with the probability `level`."""
     if told < 3:
         return math.inf
-    level = BY_TEST["pace"] / workers
+    level /= workers
     low, high = 0.0, 1e6
     for _ in range(100):
         middle = (low + high) / 2

@@ -147,6 +147,13 @@ def of_kind(seen: Observed, named: Named, rows: I64, worker: int, start_ns: int,
             "ratio",
             None,
         )
+    if named.kind == "affinity" and named.key_kind == "session":
+        return Evidence(
+            f"{numbers['requests']:.0f} of {numbers['of']:.0f} requests of {name} are turns of conversations whose turn before was there too",
+            numbers["share_of_worker"],
+            "ratio",
+            None,
+        )
     if named.kind == "affinity" and named.key is not None:
         key = key_name(seen, named)
         return Evidence(

@@ -176,6 +176,8 @@ def _reason(seen: Observed, named: Named) -> str:
         return "the router breaks ties always its way"
     if named.kind == "affinity" and named.key_kind == "match":
         return "the router follows the longest match, and the longest match is always there"
+    if named.kind == "affinity" and named.key_kind == "session":
+        return "the router keeps conversations where they began, and too many stay there"
     if named.kind == "affinity":
         return (
             f"the router keeps {named.key_kind} {proof.key_name(seen, named)} there, which is too much for one worker"

@@ -46,7 +46,7 @@ CHANCE_TOKENS, CHANCE_RATIO = 64, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A kind, and the numbers that it rests on. key_kind: prefix | tenant | match (the longest one), where it goes by a key."""
+    """A kind, and the numbers that it rests on. key_kind: prefix | tenant | match (the longest one) | session, where it goes by a key."""
 
     kind: str | None
     numbers: dict[str, float]
@@ -157,11 +157,38 @@ def _pinned(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | N
     led = here & alone & (matched[:, worker] == longest) & (longest > 0)
     share = float(led.sum()) / max(int(here.sum()), 1)
     if led.sum() < MIN_CHOICES or share < KEY_SHARE:
-        return None
+        return _kept(seen, rows, worker)
     shared = _commonest(decisions.prefix[rows][led])
     return Named(
         "affinity", {"share_of_worker": share, "requests": float(led.sum()), "of": float(here.sum())}, "match", shared
     )
+
+
+def _kept(seen: Observed, rows: I64, worker: int) -> Named | None:
+    """Conversations stay where they were: a turn goes where the one before it went, more often than chance would send it there."""
+    decisions = seen.decisions
+    if decisions.session is None:
+        return None
+    order = np.argsort(decisions.session, kind="stable")  # by session, then by time
+    session, chosen = decisions.session[order], decisions.chosen[order]
+    before = np.full(len(order), -1, dtype=np.int64)
+    same = (session[1:] == session[:-1]) & (session[1:] >= 0)
+    before[order[1:][same]] = chosen[:-1][same]
+    later = rows[before[rows] >= 0]
+    stayed = decisions.chosen[later] == before[later]
+    here = decisions.chosen[rows] == worker
+    led = int((stayed & (decisions.chosen[later] == worker)).sum())
+    share = led / max(int(here.sum()), 1)
+    if led < MIN_CHOICES or share < KEY_SHARE or stayed.mean() < KEY_STAYS:
+        return None
+    # a router that sends next to all to one worker keeps conversations there without looking at them
+    shares = np.bincount(decisions.chosen[rows], minlength=seen.num_workers) / len(rows)
+    chance = float(shares[before[later]].mean())
+    error = math.sqrt(chance * (1 - chance) / len(later))
+    if float(stayed.mean()) - chance < max(SIGMAS * error, FOLLOWS):
+        return None
+    numbers = {"share_of_worker": share, "requests": float(led), "of": float(here.sum())}
+    return Named("affinity", numbers, "session")
 
 
 def _commonest(codes: I64) -> int | None:

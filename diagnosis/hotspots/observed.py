@@ -18,6 +18,15 @@ F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class Decoded:
+    """What requests [R] tell of their answers, unknown NaN."""
+
+    last_token_s: F64
+    decode_s: F64
+    output_tokens: F64
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """Requests [R] as the engines (or else the clients) saw them, in order of arrival."""
 
@@ -30,6 +39,7 @@ class Served:
     cached_tokens: F64
     computed_tokens: F64
     prefill_s: F64
+    decoded: Decoded | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -41,6 +51,7 @@ class Decisions:
 
     request           row of `Served` that came of it, -1 unknown
     prefix, tenant    codes into the names of `Observed`, -1 unknown
+    session           code of the conversation that it is a turn of, -1 unknown; None where nobody tells
     goes_by_load      the policy's name says that it looks at no prefix
     """
 
@@ -54,6 +65,7 @@ class Decisions:
     matched: F32
     load: F32
     score: F32
+    session: I64 | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

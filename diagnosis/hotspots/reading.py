@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import I64
-from diagnosis.hotspots.observed import F32, Decisions, Observed, Served, Steps
+from diagnosis.facts import F64, I64
+from diagnosis.hotspots.observed import F32, Decisions, Decoded, Observed, Served, Steps
 from diagnosis.parallel import both
 from engine_probe.errors import BadWindow
 from store.evidence.lineage import window_sql
@@ -129,8 +129,8 @@ def _requests(store: Store, window: Window) -> tuple[pa.Table, str | None]:
     )
     vantage = next((name for name in ("engine", "router", "client") if name in seen), None)
     table = store.query(
-        "SELECT request_id, worker, tenant, arrival_ns, first_scheduled_ns, first_token_ns, prompt_tokens, cached_tokens, "
-        "computed_tokens, prefill_s, coalesce(prefix_hash, prompt_blocks[1]) AS prefix FROM request "
+        "SELECT request_id, worker, tenant, session_id, arrival_ns, first_scheduled_ns, first_token_ns, prompt_tokens, cached_tokens, "
+        "computed_tokens, prefill_s, last_token_ns, decode_s, output_tokens, coalesce(prefix_hash, prompt_blocks[1]) AS prefix FROM request "
         f"WHERE {condition} AND vantage = ? AND worker IS NOT NULL AND {NOT_WARMUP} "
         "QUALIFY row_number() OVER (PARTITION BY request_id, worker, attempt ORDER BY first_token_ns) = 1 "
         "ORDER BY arrival_ns, request_id",
@@ -309,7 +309,14 @@ def _served(table: pa.Table, workers: tuple[str, ...], origin: int) -> Served:
         prefill
         if np.isfinite(prefill).any()
         else np.maximum(first - scheduled, 0.0),  # as diagnosis has it: implied.py
+        _decoded(table, first, origin),
     )
+
+
+def _decoded(table: pa.Table, first: F64, origin: int) -> Decoded:
+    last, decode = _seconds(table["last_token_ns"], origin), _numbers(table["decode_s"])
+    implied = np.maximum(last - first, 0.0)
+    return Decoded(last, decode if np.isfinite(decode).any() else implied, _numbers(table["output_tokens"]))
 
 
 def _decisions(
@@ -335,7 +342,13 @@ def _decisions(
         _taken(tenant, request),
         policy,
         **beliefs,
+        session=_taken(_sessions(requests), request),
     )
+
+
+def _sessions(requests: pa.Table) -> I64:
+    """[R] code of the conversation that each request is a turn of, -1 unknown."""
+    return _codes(requests["session_id"], _names(requests["session_id"]))
 
 
 def _beliefs(

@@ -83,6 +83,40 @@ def regret_of(seen: Observed) -> Regret:
     return Regret(seconds, best, ahead_tokens.T, wait_s.T, compute_s.T, token_s, computed, waiting.T, pending.T)
 
 
+@dataclass(frozen=True, slots=True)
+class Borne:
+    """By decision [N], NaN unknown: seconds that its request really lost at most, and what the best worker would have cost it."""
+
+    lost_s: F64
+    best_s: F64
+
+
+def bear(seen: Observed, regret: Regret) -> Borne:
+    """Regret is a model of queues: nobody lost more than the request took until its first token, less what the best would have cost.
+
+    Where that is not known, requests lost what they waited for their turn and what their prompts took longer than at the other workers, which
+    counts in sum: a short prompt makes up for a long one.
+    """
+    served, decisions = seen.served, seen.decisions
+    num = len(decisions)
+    if not len(served):
+        return Borne(np.full(num, np.nan), np.full(num, np.nan))
+    row, told = np.maximum(decisions.request, 0), decisions.request >= 0
+    took = np.where(told, (served.first_token_s - served.arrival_s)[row], np.nan)
+    waited = np.where(told, np.maximum(served.first_scheduled_s - served.arrival_s, 0.0)[row], np.nan)
+    rows = np.arange(num)
+    best = np.where(regret.best >= 0, (regret.wait_s + regret.compute_s)[rows, np.maximum(regret.best, 0)], np.nan)
+    by_model = np.fmin(regret.seconds, np.maximum(took - best, 0.0))
+    by_outcome, computing = waited.copy(), took - waited
+    for worker in range(seen.num_workers):
+        mine = decisions.chosen == worker
+        others = computing[~mine & np.isfinite(computing)]
+        if len(others):
+            by_outcome[mine] += computing[mine] - float(others.mean())
+    known = np.isfinite(regret.seconds)
+    return Borne(np.where(known, by_model, by_outcome), np.where(known, best, took - by_outcome))
+
+
 def seconds_a_token(seen: Observed) -> F64:
     """[K] of each worker, the median of the others where it computed too little; all NaN where nobody's is known."""
     steps, served, num = seen.steps, seen.served, seen.num_workers

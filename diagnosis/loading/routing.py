@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts, StepFacts
-from diagnosis.hotspots.detection import INTERVAL_S, pace
+from diagnosis.hotspots.detection import INTERVAL_S, pace, pace_of_answers
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.hotspots.holders import informed, truly_matched
 from diagnosis.hotspots.judge import judged
-from diagnosis.hotspots.observed import Decisions, Observed, Served, Steps
+from diagnosis.hotspots.observed import Decisions, Decoded, Observed, Served, Steps
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
 from diagnosis.loading.hosts import hosts, unattached
@@ -103,6 +103,7 @@ def _without_stragglers(window: Window, requests: RequestFacts, steps: StepFacts
         requests.get("cached_tokens"),
         requests.get("computed_tokens"),
         requests.get("prefill_s"),
+        Decoded(requests.engine_last_s, requests.get("decode_s"), requests.get("output_tokens")),
     )
     grid = np.full((0, len(names)), np.nan, dtype=np.float32)
     empty = np.zeros(0, dtype=np.int64)
@@ -113,7 +114,7 @@ def _without_stragglers(window: Window, requests: RequestFacts, steps: StepFacts
         window, requests.origin_ns, end_s, workers, (), (), (), nobody, served, _steps(steps, names), False, "engine"
     )
     num = max(1, math.ceil(end_s / INTERVAL_S))
-    if pace(seen, num)[1].any():
+    if pace(seen, num)[1].any() or pace_of_answers(seen, num)[1].any():
         return None
     return RoutingFacts((), {}, {}, {}, np.zeros(known), known, len(names), num, False, frozenset())
 
