@@ -8,6 +8,7 @@ from diagnosis.calibration import all_reached, threshold
 from diagnosis.cause import BY_CALIBRATION, MATERIAL, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
 from diagnosis.claims.offered_load import HIDDEN, MOSTLY, Load, PastKnee, num_workers, offered_load, past_knee
+from diagnosis.claims.one_worker import waits_at_one
 from diagnosis.facts import Facts
 from diagnosis.sampled import sampled_words, total
 from diagnosis.telling.wording import metric_name, number, percent, quantile_name, seconds
@@ -42,7 +43,8 @@ def load_step(case: Case) -> Claim | Excluded | None:
     before they send the next request offer requests in flight. Several times the load can be past the knee: then requests wait more than
     in proportion for a place, in the engine's queue or at a front end before it.
 
-    Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work.
+    Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work; waiting that grew at one worker alone,
+    where something else took its steps' time, while the others met as much more load without.
 
     Remedy:
     - fleet: add workers, or shed load earlier (vLLM: --max-num-queued-reqs) so that what is accepted meets its target
@@ -73,6 +75,12 @@ def load_step(case: Case) -> Claim | Excluded | None:
     else:
         return Excluded(f"the offered load did not grow: {said}")
     knee = past_knee(case)
+    alone = None if knee is not None else waits_at_one(case, ROWS, growth)
+    if alone is not None:
+        return Excluded(
+            f"{said}, and {number(alone.num_others)} of the workers made requests wait {seconds(alone.others_s)} longer for it; at {alone.name}, "
+            f"where something else took time too, they waited {seconds(alone.here_s)} longer"
+        )
     if knee is not None:
         evidence.append(_knee(case, knee))
     factor = case.model.slow_raw

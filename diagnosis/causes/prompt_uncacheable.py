@@ -31,14 +31,16 @@ def prompt_uncacheable(case: Case) -> Claim | Excluded | None:
     now, then = case.suspect.sharing, case.base.sharing
     if now is None or then is None:
         return None
-    common, common_before = float(now.tokens.mean()), float(then.tokens.mean())
+    num = min(len(now.rows), len(then.rows))
+    shared, shared_before = now.among(num), then.among(num)
+    common, common_before = float(shared.mean()), float(shared_before.mean())
     if not no_longer_shared(case.suspect, case.base).any():
         return Excluded(
             f"a prompt begins like another one for {number(common)} tokens on average ({number(common_before)} in the {case.base_word})"
         )
     spent = case.suspect_ledger.column("prompt_uncacheable")
-    part, part_before = (float(np.median(shared.tokens)) for shared in (now, then))
-    alone = float((now.tokens == 0).mean())
+    part, part_before = float(np.median(shared)), float(np.median(shared_before))
+    alone = float((shared == 0).mean())
     evidence = [
         Evidence(
             f"a prompt begins like another one for {number(common)} tokens on average ({number(common_before)} in the {case.base_word})",
@@ -56,7 +58,7 @@ def prompt_uncacheable(case: Case) -> Claim | Excluded | None:
             computed_by=BY_CHAINS,
         ),
         Evidence(
-            f"{percent(alone)} of {number(len(now.rows))} prompts have nothing in common with another, from their first block on",
+            f"{percent(alone)} of {number(num)} prompts have nothing in common with another, from their first block on",
             alone,
             "ratio",
             computed_by=BY_CHAINS,
