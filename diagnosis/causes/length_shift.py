@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from diagnosis.attribution import shared_load
+from diagnosis.calibration import all_reached
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
+from diagnosis.causes.load_step import GROWTH, STANDS_OUT, growth_z, rates_a_worker
 from diagnosis.claims.apart import rows_of_lengths
 from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.statistics.dimensions import LENGTHS, WORDS
@@ -39,7 +41,11 @@ def length_shift(case: Case) -> Claim | Excluded | None:
         return None
     if case.apart:
         rows = rows_of_lengths(case)
-        return None if rows is None else Claim([*_lengths(case, case.apart), _pace(case)], strength=BY_STEPS, rows=rows)
+        return (
+            None
+            if rows is None
+            else Claim([*_lengths(case, case.apart), _pace(case), *_arrivals(case)], strength=BY_STEPS, rows=rows)
+        )
     if case.traffic is None or case.traffic.row != "length_shift":
         moved = [
             f"{WORDS[name]} by {percent(mix.dimension_shift[name])}" for name in LENGTHS if name in mix.dimension_shift
@@ -66,6 +72,22 @@ def _lengths(case: Case, moved: Sequence[str]) -> list[Evidence]:
                 )
             )
     return evidence
+
+
+def _arrivals(case: Case) -> list[Evidence]:
+    """That more requests came too: where no two can be compared, what waits for lengths and what waits for numbers is not told apart."""
+    before, now = rates_a_worker(case.base, case.suspect)
+    if now <= before or not all_reached((GROWTH, now / before - 1.0), (STANDS_OUT, growth_z(case.base, case.suspect))):
+        return []
+    return [
+        Evidence(
+            f"arrivals at each worker grew too, from {number(before)} to {number(now)} requests/s ({now / before - 1.0:+.0%}): part of the waiting "
+            "is the load's, and how much cannot be told apart here",
+            now / before - 1.0,
+            "relative",
+            computed_by="the requests' arrivals",
+        )
+    ]
 
 
 def _pace(case: Case) -> Evidence:

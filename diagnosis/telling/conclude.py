@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.attribution.traffic import ROWS as TRAFFIC_ROWS
+from diagnosis.calibration import all_reached
 from diagnosis.cause import Case
+from diagnosis.causes.load_step import GROWTH, STANDS_OUT, growth_z, rates_a_worker
 from diagnosis.claims.offered_load import past_knee
 from diagnosis.facts import F64, Facts
 from diagnosis.ledger.rows import ROWS, UNOBSERVED
@@ -31,6 +33,8 @@ from diagnosis.telling.wording import (
 
 MIN_REQUESTS = 20
 """Below this many requests in a window nothing is said about a change."""
+MAY_BE_WAITS = frozenset(("queue_unobserved", "ttft_unobserved", "decode_unobserved", "answer_unobserved"))
+"""Rows of which nobody can tell how much is waiting for other requests."""
 SUSPICIOUS = 0.20
 """Relative change of the mean from which on an answer of `no_change` needs more than a wide interval."""
 WHY_NOT = {
@@ -117,6 +121,8 @@ def _changed(
     if unseen > 0.5:
         where = listing([ROWS[r.cause] for r in hidden if _seconds(r, judged) * moved > 0])
         blind = f"{percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}"
+        if {r.cause for r in hidden} & MAY_BE_WAITS and "load_step" not in [cause.cause for cause in causes]:
+            blind += _more_came(case)
     if causes:
         said = f"{opening}: {_owners(case, judged, causes)}"
         if blind:
@@ -129,6 +135,20 @@ def _changed(
     largest = "" if biggest is None else f"; the largest part is {biggest.text} ({signed(_seconds(biggest, judged))})"
     return Conclusion(
         "not_distinguishable", f"{opening}; no cause has evidence for a material part of it{largest}.{aside}"
+    )
+
+
+def _more_came(case: Case) -> str:
+    """That the arrivals at each worker grew in the window that is worse, whose waits nobody sees."""
+    before, now = rates_a_worker(case.base, case.suspect)
+    grew = now / before - 1.0 if before > 0 else 0.0
+    if not all_reached((GROWTH, grew), (STANDS_OUT, growth_z(case.base, case.suspect) if grew > 0 else 0.0)):
+        return ""
+    then, since = (now, before) if case.ended else (before, now)
+    word = "fell" if case.ended else "rose"
+    return (
+        f"; arrivals {word} from {number(then)} to {number(since)} requests/s ({since / then - 1.0:+.0%}), and what requests wait inside for one "
+        "another cannot be seen"
     )
 
 
