@@ -63,7 +63,7 @@ def routing(
             mine = of_request[rows][of_request[rows] >= 0]
             slow[mine] = np.maximum(slow[mine], 1.0 - 1.0 / max(spot.evidence[0].value or 1.0, 1.0))
             rows = np.concatenate([rows, _aftermath(seen, regret, spot)])
-        into, values = lost_s, regret.seconds
+        into, values = lost_s, np.fmax(regret.seconds, _place_lost(seen, regret))
         if spot.cause in OF_THE_INDEX:
             into, values = lost_tokens, _tokens(store, window, seen, regret, rows, block_size)
         rows = rows[of_request[rows] >= 0]
@@ -179,6 +179,28 @@ def _aftermath(seen: Observed, regret: Regret, spot: Hotspot) -> I64:
     after = after[: over[0]] if len(over) else after
     to_it: I64 = after[seen.decisions.chosen[after] == worker]
     return to_it
+
+
+def _place_lost(seen: Observed, regret: Regret) -> F64:
+    """[N] seconds that a request waited for a place while nobody waited at some other worker, less what its prompt would have taken longer there.
+
+    Regret counts a queue by the prompts in it. Places are held by answers too, so those who wait for one wait longer than that; NaN where
+    nobody tells, or somebody waited everywhere.
+    """
+    decisions, served = seen.decisions, seen.served
+    num = len(decisions)
+    if not len(served):
+        return np.full(num, np.nan)
+    rows, row = np.arange(num), np.maximum(decisions.request, 0)
+    waited = np.where(decisions.request >= 0, (served.first_scheduled_s - served.arrival_s)[row], np.nan)
+    is_idle = regret.waiting == 0
+    is_idle[rows, np.maximum(decisions.chosen, 0)] = False
+    there = np.where(is_idle, np.where(np.isfinite(regret.compute_s), regret.compute_s, np.inf), np.inf).min(
+        axis=1, initial=np.inf
+    )
+    longer = there - regret.compute_s[rows, np.maximum(decisions.chosen, 0)]
+    lost = waited - np.maximum(longer, 0.0)
+    return np.where(np.isfinite(lost) & (decisions.chosen >= 0), np.maximum(lost, 0.0), np.nan)
 
 
 def _tokens(store: Store, window: Window, seen: Observed, regret: Regret, rows: I64, block_size: int | None) -> F64:
