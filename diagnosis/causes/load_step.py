@@ -8,8 +8,9 @@ from diagnosis.calibration import all_reached, threshold
 from diagnosis.cause import BY_CALIBRATION, MATERIAL, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
 from diagnosis.claims.offered_load import HIDDEN, MOSTLY, Load, PastKnee, num_workers, offered_load, past_knee
-from diagnosis.claims.one_worker import waits_at_one
 from diagnosis.facts import Facts
+from diagnosis.ledger.overheads import of_each
+from diagnosis.ledger.rows import OVERHEADS
 from diagnosis.sampled import sampled_words, total
 from diagnosis.telling.wording import metric_name, number, percent, quantile_name, seconds
 
@@ -34,7 +35,11 @@ BLIND = 0.6
 ROWS = ("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill")
 
 
-@cause("load_step", rows=(*ROWS, "front_end", *HIDDEN))
+AS_DEAR = 0.10
+"""Growth of a request's own bookkeeping up to which it is as dear as before, and more waiting for it is more requests'."""
+
+
+@cause("load_step", rows=(*ROWS, *OVERHEADS[:3], "front_end", *HIDDEN))
 def load_step(case: Case) -> Claim | Excluded | None:
     """More requests arrived a second for each worker, and ordinary work queued behind ordinary work.
 
@@ -43,8 +48,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
     before they send the next request offer requests in flight. Several times the load can be past the knee: then requests wait more than
     in proportion for a place, in the engine's queue or at a front end before it.
 
-    Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work; waiting that grew at one worker alone,
-    where something else took its steps' time, while the others met as much more load without.
+    Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work.
 
     Remedy:
     - fleet: add workers, or shed load earlier (vLLM: --max-num-queued-reqs) so that what is accepted meets its target
@@ -75,12 +79,6 @@ def load_step(case: Case) -> Claim | Excluded | None:
     else:
         return Excluded(f"the offered load did not grow: {said}")
     knee = past_knee(case)
-    alone = None if knee is not None else waits_at_one(case, ROWS, growth)
-    if alone is not None:
-        return Excluded(
-            f"{said}, and {number(alone.num_others)} of the workers made requests wait {seconds(alone.others_s)} longer for it; at {alone.name}, "
-            f"where something else took time too, they waited {seconds(alone.here_s)} longer"
-        )
     if knee is not None:
         evidence.append(_knee(case, knee))
     factor = case.model.slow_raw
@@ -93,15 +91,24 @@ def load_step(case: Case) -> Claim | Excluded | None:
                 computed_by=BY_CALIBRATION,
             )
         )
+    rows = (*ROWS, *_as_dear_as_before(base, suspect))
     if knee is None:
-        return Claim(evidence, ("fleet", None), case.when("queue_load") or case.when("queue_seats"), 1.0, rows=ROWS)
+        return Claim(evidence, ("fleet", None), case.when("queue_load") or case.when("queue_seats"), 1.0, rows=rows)
     is_hidden = knee.hidden_s >= MOSTLY * knee.wait_s[1]
     return Claim(
         evidence,
         ("fleet", None),
         case.when(_where(knee)),
         BLIND if is_hidden else 1.0,
-        rows=(*ROWS, "front_end", *HIDDEN),
+        rows=(*rows, "front_end", *HIDDEN),
+    )
+
+
+def _as_dear_as_before(base: Facts, suspect: Facts) -> tuple[str, ...]:
+    """Rows of bookkeeping that requests tell and that takes each of them as long as before: those who wait for more of it are more."""
+    now, then = of_each(suspect.requests), of_each(base.requests)
+    return tuple(
+        name for name in now if name in then and float(now[name].mean()) <= (1.0 + AS_DEAR) * float(then[name].mean())
     )
 
 

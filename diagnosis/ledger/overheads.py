@@ -50,6 +50,19 @@ def overheads(facts: Facts) -> dict[str, F64]:
     return _within(found, steps)
 
 
+def of_requests(facts: Facts) -> dict[str, F64]:
+    """Seconds of each request's own look-up, wait for the cache and allocation, [n] by row, where no step tells: who is served or waits
+    meanwhile pays. Empty where steps tell, or no request does."""
+    return {} if facts.steps is not None else of_each(facts.requests)
+
+
+def of_each(requests: RequestFacts) -> dict[str, F64]:
+    """Seconds of each request's own look-up, wait for the cache and allocation, [n] by row; without those that no request tells."""
+    looked, locked = lookup_parts(requests)
+    told = {LOOKUP: looked, LOCK: locked, EVICTION: requests.get("alloc_s")}
+    return {name: np.nan_to_num(seconds) for name, seconds in told.items() if np.nansum(seconds) > 0}
+
+
 def lookup_parts(requests: RequestFacts) -> tuple[F64, F64]:
     """Seconds of each look-up that it takes as a rule at the prompt's length, and that it waited beside, [n] each; NaN unknown.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import F64, I64, Bool, Facts
-from diagnosis.ledger.overheads import overheads
+from diagnosis.ledger.overheads import of_requests, overheads
 from diagnosis.ledger.rows import KINDS
 from diagnosis.ledger.step_work import StepWork, step_work
 from diagnosis.sampled import around, beside_rate
@@ -95,11 +95,11 @@ def build_all(
     shortage = _shortage(facts)
     if shortage is None and shrank:
         shortage = True
-    beside = overheads(facts)
+    beside, own = overheads(facts), of_requests(facts)
     built = {}
     for worker, rows in enumerate(facts.requests.by_worker()):
         steps = step_work(facts, facts.requests.worker_names[worker], token_s, beside)
-        line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage, steps)
+        line = _build(facts, worker, rows, spent, most_running, rows[gone[rows]], waited, shortage, steps, own)
         if line is not None:
             built[worker] = line
     return built
@@ -115,6 +115,7 @@ def _build(
     waited: F64,
     shortage: bool | None,
     steps: StepWork | None,
+    own: Mapping[str, F64],
 ) -> Timeline | None:
     r = facts.requests
     known = (
@@ -137,7 +138,9 @@ def _build(
     running = _level(num_pieces, at_scheduled, at_last)
     prefilling = _level(num_pieces, at_scheduled, at_first)
     waiting = _level(num_pieces, np.searchsorted(edges, came), np.searchsorted(edges, left))
-    activity = _activity(num_pieces, at_scheduled, at_first, spent, mine)
+    took = np.maximum(first - scheduled, 1e-9)
+    beside = {name: np.clip(seconds[mine] / took, 0.0, 1.0) for name, seconds in own.items()}
+    activity = _activity(num_pieces, at_scheduled, at_first, spent, mine, beside)
     rate = beside_rate(r)
     if rate < 1.0:
         levels = {"running": running, "prefilling": prefilling, "waiting": waiting}
@@ -201,14 +204,19 @@ def _level(num_pieces: int, start: I64, end: I64) -> F64:
     return np.cumsum(change[:-1]).astype(float)
 
 
-def _activity(num_pieces: int, at_scheduled: I64, at_first: I64, spent: Spent, mine: I64) -> dict[str, F64]:
+def _activity(
+    num_pieces: int, at_scheduled: I64, at_first: I64, spent: Spent, mine: I64, beside: Mapping[str, F64]
+) -> dict[str, F64]:
+    """Shares of each piece by row [m]; `beside`: those of each request's own time to its first token that went into bookkeeping."""
     tokens = {name: column[mine] for name, column in spent.tokens.items()}
     tokens = {name: column for name, column in tokens.items() if column.any()}
     total = sum_of(tokens.values(), len(mine))
     total = np.maximum(total, 1e-12)
+    room = np.clip(1.0 - sum_of(beside.values(), len(mine)), 0.0, 1.0)
+    shares = {**beside, **{name: spent.density[mine] * room * (column / total) for name, column in tokens.items()}}
     activity = {}
-    for name, column in tokens.items():
-        change, share = np.zeros(num_pieces + 1), spent.density[mine] * (column / total)
+    for name, share in shares.items():
+        change = np.zeros(num_pieces + 1)
         np.add.at(change, at_scheduled, share)
         np.subtract.at(change, at_first, share)
         activity[name] = np.clip(np.cumsum(change)[:-1], 0.0, None)

@@ -42,8 +42,6 @@ def test_what_waits_at_one_worker_is_not_the_fleet_s_load(tmp_path: Path, rate: 
     verdict = verdict_of(tmp_path, base, suspect)
     assert (verdict.status, names(verdict)) == ("explained", ["cache_lock_contention"]), verdict.verdict
     assert verdict.causes[0].subject == {"kind": "worker", "id": "w1"}
-    because = next(out["because"] for out in verdict.excluded if out["cause"] == "load_step")
-    assert "at w1, where something else took time too" in because
 
 
 def test_where_all_wait_longer_the_load_is_a_reason(tmp_path: Path) -> None:

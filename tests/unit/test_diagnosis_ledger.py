@@ -91,6 +91,17 @@ def test_a_wait_without_any_trace_of_shortage_is_not_put_down_to_blocks() -> Non
         assert row(ledger, "queue_load") == [0.0, 1.0]
 
 
+def test_bookkeeping_that_requests_tell_is_passed_on_without_steps() -> None:
+    """0.4 of the first one's 0.5 s went into it, and the second waited through 0.4 s of those: four fifths of its wait are the same."""
+    requests = request_facts([0.0, 0.1], queue=[0.0, 0.4], prefill=[0.5, 0.1], alloc_s=[0.4, 0.0])
+    requests = replace(requests, numbers={**requests.numbers, "prefill_s": np.array([0.1, 0.1])})
+    known = facts(requests, workers=[SEATS_8], samples={"preemptions_total": 0.0})
+    ledger = write(known, "ttft", context())
+    assert row(ledger, "eviction_overhead") == [0.4, 0.32]
+    assert row(ledger, "queue_load") == [0.0, 0.08]
+    assert row(ledger, "own_prefill") == [0.1, 0.1]
+
+
 def test_a_wait_whose_reason_nobody_could_have_seen_is_unobserved() -> None:
     """The same wait where spans are all there is: neither preemptions nor evictions could be seen. With all seats taken it is load."""
     waits = {"queue": [0.0, 1.0], "prefill": [0.1, 0.1], "decode": [1.1, 0.5]}
