@@ -23,7 +23,9 @@ MIN_TOKENS: Final = 4
 LEAST: Final = 0.25
 """Of the others' requests, by each amount of work, the share that tells the least that their pace is known for."""
 MIN_OTHERS: Final = 30
-"""Requests of other workers that the usual pace is told by."""
+"""Requests of other workers that the usual pace is told by, at least."""
+MOST_OTHERS: Final = 10_000
+"""From twice as many on every second, third ... of them is looked at: four numbers are fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,11 @@ def answers(served: Served, workers: int) -> Paced | None:
     usual = np.full(len(tokens), np.nan)
     for rows in rows_of:
         mine = rows[known[rows]]
-        others = known.copy()
-        others[rows] = False
-        if len(mine) and others.sum() >= MIN_OTHERS:
+        is_other = known.copy()
+        is_other[rows] = False
+        others = np.flatnonzero(is_other)
+        others = others[:: max(1, len(others) // MOST_OTHERS)]
+        if len(mine) and len(others) >= MIN_OTHERS:
             usual[mine] = _expected(amounts[others], took[others], amounts[mine])
     rows = np.flatnonzero(known & (usual > 0))
     middle = (first[rows] + last[rows]) / 2

@@ -76,10 +76,10 @@ def at_equal_context(
     classes = [_class(n) * 4096 + _class(tokens) for n, tokens in zip(sequences, contexts, strict=True)]
     told = [np.isfinite(e) & (n > 0) & (c > 0) for e, n, c in zip(effects, sequences, contexts, strict=True)]
     equal = [np.full(len(effect), np.nan) for effect in effects]
-    for each in np.intersect1d(classes[0][told[0]], classes[1][told[1]]):
+    counted = [np.unique(one[known], return_counts=True) for known, one in zip(told, classes, strict=True)]
+    common = [each[count >= fewest] for each, count in counted]
+    for each in np.intersect1d(common[0], common[1]):
         inside = [known & (one == each) for known, one in zip(told, classes, strict=True)]
-        if min(int(rows.sum()) for rows in inside) < fewest:
-            continue
         middle = sum(float(np.median(effect[rows])) for effect, rows in zip(effects, inside, strict=True)) / 2
         for out, effect, rows in zip(equal, effects, inside, strict=True):
             out[rows] = effect[rows] - middle
