@@ -115,7 +115,7 @@ def test_the_evaluator_tells_of_a_fault_with_its_reason_and_a_report(
     spots = collector.client.get("/api/v1/hotspots", params={"suspect": window}).json()
     assert spots["hotspots"][0]["subject"]["id"] == told["labels"]["worker"]
     book = httpx.get(told["annotations"]["runbook_url"], timeout=60)
-    assert book.headers["content-type"].startswith("text/markdown")
+    assert book.headers["content-type"].startswith("text/html")
     assert "hotspot_affinity" in book.text
     symptom = _until(
         "the symptom",
