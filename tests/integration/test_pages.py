@@ -21,6 +21,8 @@ from tests.browser import browser_page
 from tests.conftest import Ended
 from tests.integration.collector_harness import Collector, request_row, running, step_row
 
+AWAITED = "main :text-matches(' …$')"
+"""What says that it is looking: pictures of pages are of whole ones."""
 SQL = "SELECT worker, count(*) AS n FROM request GROUP BY worker ORDER BY worker"
 
 
@@ -79,6 +81,7 @@ def opened(url: str, shown: Shown, **how: int) -> Iterator[tuple[Page, list[str]
         page.get_by_text(shown.text).first.wait_for(timeout=60_000)
         if shown.charts:
             page.locator(".chart .main-svg").nth(shown.charts - 1).wait_for(timeout=60_000, state="attached")
+        expect(page.locator(AWAITED)).to_have_count(0, timeout=60_000)
         yield page, complaints
 
 
