@@ -431,7 +431,7 @@ def _mean_others(facts: Facts) -> F64:
         out[rows] = np.where(np.isfinite(counted), counted, out[rows])
     moves = facts.handover
     for code, name in enumerate(() if moves is None else moves.worker_names):
-        assert moves is not None
+        assert moves is not None  # narrows: without hand-overs there is no name to go through
         rows = np.flatnonzero(moves.worker == code)
         counted = others_by_steps(facts.steps, name, moves.first_s[rows], moves.last_s[rows])
         out[rows] = np.where(np.isfinite(counted), counted, out[rows])

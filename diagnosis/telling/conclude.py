@@ -383,7 +383,7 @@ def _only_traffic(case: Case, judged: Judged, causes: Sequence[NamedCause], delt
     """The raw numbers changed, at a common mix nothing did."""
     metric, name = metric_name(case.metric), quantile_name(judged.quantile)
     raw, at_mix = judged.raw, judged.significance
-    assert raw is not None
+    assert raw is not None  # narrows: asked only where the raw numbers were compared apart from those at a common mix
     by_mean = not raw.changed
     direction = "rose" if (raw.delta_mean_s if by_mean else raw.delta_s) > 0 else "fell"
     what = f"mean {metric}" if by_mean else f"{name} {metric}"

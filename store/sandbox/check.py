@@ -198,7 +198,8 @@ def _is_show_tables(statement: dict[str, Any]) -> bool:
     return shown.get("type") == "SHOW_REF" and shown.get("table_name") == '"tables"'
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a parse tree, in no order; none is walked by recursion, for a statement may nest deeply."""
     stack = [tree]
     while stack:
         node = stack.pop()
@@ -211,7 +212,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 def _refuse_what_reaches_out(tree: Any) -> None:
     """Raises Refused at a function or a table that is not allowed."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         if node.get("type") == "TABLE_FUNCTION":
             name = str((node.get("function") or {}).get("function_name", "")).lower()
             if name not in TABLE_FUNCTIONS:

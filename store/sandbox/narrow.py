@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from store.sandbox.check import nodes
 from store.sandbox.wanted import MOST_CONDITIONS, MOST_ROWS, MOST_VALUES, Condition, Wanted, fits, num_values
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def narrow(
     max_rows     the answer has no more (one more tells that it was cut)
     """
     node = statement["node"]
-    tables = [one for one in _nodes(node) if one.get("type") in ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF", "PIVOT")]
+    tables = [one for one in nodes(node) if one.get("type") in ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF", "PIVOT")]
     table = node.get("from_table") or {}
     kind = _lower(table.get("table_name", ""))
     plain = (
@@ -217,7 +218,7 @@ def _whole(part: Mapping[str, Any] | None, default: int) -> int | None:
 
 def _is_computed(part: Mapping[str, Any]) -> bool:
     """Only constants that keep their type as text, and functions that give the same for them."""
-    for one in _nodes(part):
+    for one in nodes(part):
         if one.get("class") == "CONSTANT":
             if one["value"]["type"]["id"] not in _CONSTANTS:
                 return False
@@ -233,14 +234,3 @@ def _lower(name: Any) -> str:
     """As DuckDB compares names: letters beyond ASCII are as they are."""
     text = str(name)
     return text.lower() if text.isascii() else text
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            yield node
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)

@@ -116,7 +116,7 @@ def test_only_what_the_statement_reads_is_handed_over(runner: SqlRunner, store: 
         def stream(self, kind: str, wanted: Wanted, into: Callable[..., None], until: Deadline) -> None:
             asked.append((kind, wanted.columns))
             limits.append(wanted.limit)
-            store.sql_data().hot.stream(kind, wanted, into, until)  # type: ignore[attr-defined]
+            store.sql_data().hot.stream(kind, wanted, into, until)  # type: ignore[attr-defined]  # a Mapping by its type, HotRows in truth
 
     data = store.sql_data()
     watched = SqlData(parquet_dir=data.parquet_dir, files=data.files, hot=Watched(), views=data.views)

@@ -44,8 +44,8 @@ def _split(scene: Scene, severity: float) -> Scene:
 
 
 def _changed(scene: Scene, **changes: float) -> Scene:
-    assert scene.fleet.handover is not None
-    return with_fleet(scene, handover=replace(scene.fleet.handover, **changes))  # type: ignore[arg-type]  # fields by name
+    assert scene.fleet.handover is not None  # narrows: `_split` has set it
+    return with_fleet(scene, handover=replace(scene.fleet.handover, **changes))  # type: ignore[arg-type]  # fields by name, all of them numbers
 
 
 def _slow_wire(scene: Scene, severity: float) -> Scene:
