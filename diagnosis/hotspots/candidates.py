@@ -1,0 +1,55 @@
+"""The candidates of decisions, as the store lists them, and the grids [N, K] of what the router believed of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from diagnosis.facts import I64
+from diagnosis.hotspots.columns import codes, floats
+from diagnosis.hotspots.observed import F32
+from diagnosis.hotspots.rows import route_rows
+from store.interface import Store, Window
+
+BELIEFS = {"matched": "matched_tokens", "load": "load", "score": "score"}
+
+
+def candidates(store: Store, window: Window) -> tuple[pa.Table, I64, pa.StructArray | None, pa.DictionaryArray | None]:
+    """(decisions, their order, their candidates one after the other, whom these name)."""
+    routes, order = route_rows(store, window)
+    if not len(order):
+        return routes, order, None, None
+    flat = pc.list_flatten(routes["candidates"]).combine_chunks()
+    return routes, order, flat, pc.struct_field(flat, "worker").dictionary_encode()
+
+
+def beliefs_of(
+    lists: pa.ChunkedArray, flat: pa.StructArray, named: pa.DictionaryArray, workers: tuple[str, ...], order: I64
+) -> dict[str, F32]:
+    """[N, K] of each belief, decisions in this order; a worker that was no candidate has none. named: the candidates' workers."""
+    return {name: grid[order] for name, grid in _grids(lists, flat, named, workers).items()}
+
+
+def _grids(
+    lists: pa.ChunkedArray, flat: pa.StructArray, named: pa.DictionaryArray, workers: tuple[str, ...]
+) -> dict[str, F32]:
+    """The same in the order of the lists. named: the candidates' workers [len(flat)]."""
+    num, size = len(lists), len(workers)
+    places = np.append(codes(named.dictionary, workers), -1)
+    columns = places[np.asarray(pc.fill_null(named.indices, len(places) - 1))]
+    if len(flat) == num * size and num and (columns.reshape(num, size) == columns[:size]).all():
+        # everybody was a candidate every time, in one order: nothing is to be placed
+        order = np.argsort(columns[:size])
+        if (columns[:size][order] == np.arange(size)).all():
+            grids = {name: floats(pc.struct_field(flat, field)).reshape(num, size) for name, field in BELIEFS.items()}
+            in_order = bool((order == np.arange(size)).all())
+            return grids if in_order else {name: grid[:, order] for name, grid in grids.items()}
+    rows = np.asarray(pc.list_parent_indices(lists).combine_chunks()).astype(np.int64)
+    known = columns >= 0
+    beliefs: dict[str, F32] = {}
+    for name, field in BELIEFS.items():
+        values = np.full((num, size), np.nan, dtype=np.float32)
+        values[rows[known], columns[known]] = floats(pc.struct_field(flat, field))[known]
+        beliefs[name] = values
+    return beliefs
