@@ -37,7 +37,8 @@ from diagnosis.parallel import beside
 from diagnosis.statistics.censored import Waits, stand_in, waits
 from diagnosis.statistics.comparability import Mix, common_mix
 from diagnosis.statistics.judged import Judged, Repeats, carry, under, weights
-from diagnosis.telling.conclude import WHY_NOT, conclude, fell, seems_to_fall
+from diagnosis.telling.conclude import WHY_NOT, conclude
+from diagnosis.telling.movement import fell, seems_to_fall
 from diagnosis.telling.side import opening, side_of
 from diagnosis.telling.side_effects import side_effects
 from diagnosis.telling.verdict import Verdict

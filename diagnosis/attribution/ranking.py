@@ -22,7 +22,7 @@ from diagnosis.claims.onset import began
 from diagnosis.facts import Facts
 from diagnosis.ledger.rows import ROWS
 from diagnosis.statistics.judged import Judged
-from diagnosis.telling.conclude import only_tail, suspicious
+from diagnosis.telling.movement import only_tail, suspicious
 from diagnosis.telling.verdict import Change, LedgerRow, NamedCause, confidence_word
 from diagnosis.telling.wording import listing, percent, signed
 from diagnosis.telling.wording import seconds as in_seconds

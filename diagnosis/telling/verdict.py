@@ -87,6 +87,15 @@ class NamedCause:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclusion:
+    """Status and sentence of a verdict; `named`: its causes are shown (tentatively, where the status is not `explained`)."""
+
+    status: str
+    sentence: str
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer. `status`: explained | no_change | not_distinguishable | not_observable.
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from diagnosis.attribution.traffic import Traffic
-from diagnosis.telling.conclude import Conclusion, conclude, fell, only_tail, seems_to_fall, suspicious
-from diagnosis.telling.verdict import LedgerRow, NamedCause
+from diagnosis.telling.conclude import conclude
+from diagnosis.telling.movement import fell, only_tail, seems_to_fall, suspicious
+from diagnosis.telling.verdict import Conclusion, LedgerRow, NamedCause
 from diagnosis.telling.wording import tentative
 from tests.verdicts import case, change, judged, named, significance
 
