@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import I64
-from diagnosis.hotspots.detection import intervals, wrong_beliefs, wrong_intervals
+from diagnosis.hotspots.intervals import intervals
 from diagnosis.hotspots.observed import F32, Observed
+from diagnosis.hotspots.wrong_beliefs import wrong_beliefs, wrong_intervals
 from store.evidence.lineage import ON_DEVICE, past_of, window_sql
 from store.interface import Store, Window
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from diagnosis.facts import I64
+from diagnosis.facts import I64, Bool
 from diagnosis.hotspots import evidence as proof
 from diagnosis.hotspots.advice import advise
-from diagnosis.hotspots.detection import FALSE_ALARMS, INTERVAL_S, LONG, Detected, Flags, detect
+from diagnosis.hotspots.detection import Detected, detect
 from diagnosis.hotspots.finding import Evidence, Hotspot, Hotspots
 from diagnosis.hotspots.holders import informed
+from diagnosis.hotspots.intervals import FALSE_ALARMS, INTERVAL_S, LONG
 from diagnosis.hotspots.kinds import Chances, Named, chances, dead, ignored, name_load
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.reading import read
@@ -93,7 +94,7 @@ def _at_workers(seen: Observed, regret: Regret, detected: Detected) -> Iterator[
             yield _at_worker(seen, regret, detected, worker, first, last, name_load(seen, regret, rows, worker))
 
 
-def _runs(flags: Flags) -> Iterator[tuple[int, int]]:
+def _runs(flags: Bool) -> Iterator[tuple[int, int]]:
     """(first, last) of the flagged intervals, those with one between them joined."""
     first = last = -1
     for index in np.flatnonzero(flags).tolist():
@@ -111,7 +112,7 @@ def _rows(detected: Detected, first: int, last: int) -> I64:
 
 
 def _instants(
-    seen: Observed, detected: Detected, first: int, last: int, at_once: Flags | None = None
+    seen: Observed, detected: Detected, first: int, last: int, at_once: Bool | None = None
 ) -> tuple[int, int, int]:
     """(start, end, end of the first test that found it) in ns; at_once: intervals that told it alone, None: all did."""
     found = first

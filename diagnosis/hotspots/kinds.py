@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from diagnosis.facts import I64
-from diagnosis.hotspots.detection import MIN_HARM, Detected, Flags
+from diagnosis.facts import I64, Bool
+from diagnosis.hotspots.detection import Detected
+from diagnosis.hotspots.harm import MIN_HARM
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
 
@@ -91,7 +92,7 @@ def _frozen(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | N
     return Named("dead_signal", {"load": float(mine[told][0]), "max_waiting": float(waiting.max()), "of_one": 1.0})
 
 
-def dead(seen: Observed, regret: Regret, detected: Detected) -> Flags:
+def dead(seen: Observed, regret: Regret, detected: Detected) -> Bool:
     """[I] intervals in which every load that the router read was one constant, while requests queued and that cost."""
     none = np.zeros(detected.num, dtype=np.bool_)
     if seen.policies and set(seen.policies) <= LOOK_AT_NOTHING:
@@ -196,7 +197,7 @@ def _commonest(codes: I64) -> int | None:
     return int(np.bincount(known).argmax()) if len(known) else None
 
 
-Chances = tuple[Flags, Flags, np.ndarray]
+Chances = tuple[Bool, Bool, np.ndarray]
 
 
 def chances(seen: Observed) -> Chances:
@@ -216,7 +217,7 @@ def chances(seen: Observed) -> Chances:
     return could, did, holders.mean(axis=1)
 
 
-def ignored(regret: Regret, detected: Detected, found: Chances) -> Flags:
+def ignored(regret: Regret, detected: Detected, found: Chances) -> Bool:
     """[I] intervals in which the router's choices did not follow its own index, though that cost."""
     could, did, by_chance = found
     could = could & np.isfinite(regret.seconds)

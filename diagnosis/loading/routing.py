@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Bool, RequestFacts, RoutingFacts, StepFacts
-from diagnosis.hotspots.detection import INTERVAL_S, pace, pace_of_answers
 from diagnosis.hotspots.finding import Hotspot
 from diagnosis.hotspots.holders import informed, truly_matched
+from diagnosis.hotspots.intervals import INTERVAL_S
 from diagnosis.hotspots.judge import judged
 from diagnosis.hotspots.observed import Decisions, Decoded, Observed, Served, Steps
+from diagnosis.hotspots.pace import pace, pace_of_answers
 from diagnosis.hotspots.reading import read
 from diagnosis.hotspots.regret import Regret, regret_of
 from diagnosis.loading.hosts import hosts, unattached

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.hotspots.detection import BY_TEST, FALSE_ALARMS, detect, excess_p
+from diagnosis.hotspots.detection import detect
+from diagnosis.hotspots.excess import excess_p
+from diagnosis.hotspots.intervals import BY_TEST, FALSE_ALARMS
 from diagnosis.hotspots.kinds import chances, dead, ignored
 from diagnosis.hotspots.regret import regret_of
 from tests.simulated_routing import LENGTHS, POLICIES, Fleet, simulate

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.hotspots.detection import INTERVAL_S, LONG, detect, excess_p, t_limit
+from diagnosis.hotspots.detection import detect
+from diagnosis.hotspots.excess import excess_p
+from diagnosis.hotspots.intervals import INTERVAL_S, LONG
 from diagnosis.hotspots.judge import find
+from diagnosis.hotspots.pace import t_limit
 from diagnosis.hotspots.regret import regret_of
 from diagnosis.hotspots.text import render
 from tests.simulated_routing import LENGTHS, POLICIES, Fleet, simulate

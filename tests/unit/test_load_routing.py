@@ -11,11 +11,11 @@ import pytest
 
 from diagnosis.claims.straggler_reason import is_worse
 from diagnosis.facts import HostMeasure
-from diagnosis.hotspots.detection import wrong_beliefs
 from diagnosis.hotspots.finding import Advice, Hotspot
 from diagnosis.hotspots.holders import informed, truly_matched
 from diagnosis.hotspots.judge import hotspots
 from diagnosis.hotspots.reading import read
+from diagnosis.hotspots.wrong_beliefs import wrong_beliefs
 from diagnosis.loading.hosts import hosts, unattached
 from store.interface import Store, Window
 from store.open import open_store
