@@ -17,7 +17,7 @@ import numpy as np
 
 from diagnosis.capacity.block_cache import needed_sizes
 from diagnosis.capacity.traces import CacheLoad
-from diagnosis.ledger.work_model import fit_nonnegative
+from diagnosis.ledger.step_costs import fit_nonnegative
 from diagnosis.statistics.quantiles import F64, nearest_rank
 from diagnosis.telling.wording import percent, seconds, signed
 

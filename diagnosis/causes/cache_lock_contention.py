@@ -19,6 +19,10 @@ RISE = threshold(
     says="rise of the mean wait of a look-up",
     why="less than a tenth of a short step, and far above a look-up in a table",
 )
+SIGMAS = 3.0
+"""Standard errors that the rise stands out by: chance reaches so many in one of 700 quiet pairs."""
+STRETCHES = 20
+"""Stretches of a window whose mean waits tell the standard error: waits come in bursts, and those of one burst are no more than one."""
 FEWEST = 20
 """Look-ups on either side before busy and quiet moments are compared."""
 
@@ -47,9 +51,11 @@ def cache_lock_contention(case: Case) -> Claim | Excluded | None:
     if not known_before.any():
         return None
     mean, mean_before = float(waited[known].mean()), float(before[known_before].mean())
-    if not RISE.is_reached(mean - mean_before):
+    rise, noise = rise_beyond_chance(waited[known], before[known_before])
+    if not RISE.is_reached(rise):
         return Excluded(
-            f"a look-up waited {seconds(mean)} beyond what it takes as a rule ({seconds(mean_before)} in the {case.base_word})"
+            f"a look-up waited {seconds(mean)} beyond what it takes as a rule ({seconds(mean_before)} in the {case.base_word}; chance alone "
+            f"explains a rise of {seconds(noise)})"
         )
     looked, share = (usual + waited)[known], float((waited[known] > 0).mean())
     spent = case.suspect_ledger.column("cache_lock_contention")
@@ -78,6 +84,19 @@ def cache_lock_contention(case: Case) -> Claim | Excluded | None:
     if crowd is not None:
         evidence.append(crowd)
     return Claim(evidence, case.worker_subject("cache_lock_contention"), case.when("cache_lock_contention"))
+
+
+def rise_beyond_chance(waited: F64, before: F64) -> tuple[float, float]:
+    """(rise of the mean wait from `before` [m] to `waited` [n], s, 0 where it is within chance; what chance explains, s)."""
+    rise = float(waited.mean()) - float(before.mean())
+    noise = SIGMAS * float(np.hypot(_standard_error(waited), _standard_error(before)))
+    return (rise if rise > noise else 0.0), noise
+
+
+def _standard_error(waited: F64) -> float:
+    """Of the mean wait, s, from the means of STRETCHES of the window [m]."""
+    means = [float(part.mean()) for part in np.array_split(waited, min(STRETCHES, len(waited)))]
+    return float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else float("inf")
 
 
 def _by_crowd(facts: Facts, waited: F64, known: Bool) -> Evidence | None:

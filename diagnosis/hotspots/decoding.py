@@ -16,7 +16,7 @@ import numpy as np
 from diagnosis.facts import F64, I64, Bool, rows_by_code
 from diagnosis.hotspots.observed import Served
 from diagnosis.ledger.contexts import mean_context, sum_at
-from diagnosis.ledger.work_model import fit_nonnegative
+from diagnosis.ledger.step_costs import fit_nonnegative
 
 MIN_TOKENS: Final = 4
 """Tokens of an answer before it tells a pace."""

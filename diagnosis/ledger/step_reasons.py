@@ -16,7 +16,7 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64, Bool, Facts, StepFacts
-from diagnosis.ledger.work_model import MIN_LEVEL, fit_nonnegative
+from diagnosis.ledger.step_costs import MIN_LEVEL, fit_nonnegative
 
 LEAST_S: Final = 0.01
 """Time beyond a step's work that is more than scatter."""

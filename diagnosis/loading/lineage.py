@@ -139,9 +139,10 @@ def _by_what_broke(
 
     A chain is found up to its first missing block, so what became of that one decides over all behind it. Blocks that were there count
     only where an engine tells when it looked, and where they are most of what broke: else a few are the order of two clocks. An eviction
-    costs nothing where what it took is too short to be given back.
+    costs nothing where what it took is too short to be given back. Where nobody was given anything at all, that is asked of any window.
     """
-    if not may_be_split(store, window, float(lost.sum()) / size):
+    nothing_given = not np.nan_to_num(requests.get("cached_tokens")).any()
+    if not nothing_given and not may_be_split(store, window, float(lost.sum()) / size):
         return np.zeros(len(lost)), np.zeros(len(lost))
     looked = np.isfinite(requests.scheduled_s)
     broke = chain_breaks(store, window, asked, at_ns, size, by_worker=by_worker)

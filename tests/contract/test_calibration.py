@@ -19,7 +19,7 @@ from diagnosis.lab.page import page
 from diagnosis.lab.plan import NULLS, TUNED_UP_TO, is_null, severities, tuning
 from diagnosis.lab.reliability import chart
 from diagnosis.lab.results import read, text
-from diagnosis.ledger.work_model import ABOVE_DRIFT, SLOWER
+from diagnosis.ledger.equal_work import ABOVE_DRIFT, SLOWER
 from diagnosis.parallel import beside
 
 ROOT = Path(__file__).parents[2]

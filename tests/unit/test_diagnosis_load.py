@@ -102,6 +102,38 @@ def test_a_request_told_twice_misses_its_blocks_once(store: Store) -> None:
     assert facts.lineage.evicted_blocks == 2
 
 
+@pytest.mark.parametrize(("found", "unused", "evicted"), [(0, 48.0, 0), (16, 0.0, 3)])
+def test_where_nobody_is_given_anything_it_is_asked_what_was_there(
+    store: Store, found: int, unused: float, evicted: int
+) -> None:
+    """Block 7 is in the cache and 3 requests compute it again, while 4 blocks that nobody asked for go.
+
+    So many evictions could be what they lost. Where nobody was ever given a block it is looked up: it was there. Where one was, it is not.
+    """
+    asked: dict[str, Any] = {
+        "prompt_tokens": 16,
+        "cached_tokens": 0,
+        "prompt_blocks": [7],
+        "worker": "w0",
+        "first_scheduled_ns": T0 + 3 * NS,
+    }
+    other = row("z", 9.0, **{**asked, "prompt_blocks": [99], "cached_tokens": found})
+    told = [(at_s, "stored", 7) for at_s in (0, 1)] + [(2, "evicted", block) for block in range(20, 24)]
+    facts = loaded(
+        store,
+        *(row(name, 3.0, **asked) for name in "abc"),
+        other,
+        vantage="engine",
+        block=[
+            {"worker": "w0", "at_ns": T0 + at_s * NS, "change": what, "block_hash": block} for at_s, what, block in told
+        ],
+        worker=[{"worker": "w0", "at_ns": T0, "block_size": 16, "num_blocks": 40}],
+    )
+    assert facts.lineage is not None
+    assert float(np.sum(facts.lineage.unused_tokens)) == unused
+    assert facts.lineage.evicted_blocks == evicted
+
+
 def test_a_clients_row_is_joined_to_all_that_the_engine_told(store: Store) -> None:
     """The span came first and does not know what was cached; the plugin's row does."""
     facts = loaded(

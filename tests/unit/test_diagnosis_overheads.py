@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diagnosis.causes.cache_lock_contention import rise_beyond_chance
 from diagnosis.causes.eviction_overhead import change_point
 from diagnosis.facts import Facts, StepFacts
 from diagnosis.ledger.overheads import overheads, without_overheads
@@ -89,3 +90,17 @@ def test_evictions_that_turn_dear_have_their_instant() -> None:
     steady = window(steps([0.1] * 60, alloc_s=[0.05] * 60, blocks_evicted=[10.0] * 60))
     assert change_point(steady, 0.0001) is None, "dear from the first step on"
     assert change_point(window(steps([0.1] * 5, alloc_s=cost[:5], blocks_evicted=[1.0] * 5)), 0.0001) is None
+
+
+@pytest.mark.parametrize(("waiting", "rise_s"), [(slice(0, 20), 0.0), (slice(0, None, 20), 0.0025)])
+def test_waits_of_one_burst_are_no_lock_that_is_held_more_often(waiting: slice, rise_s: float) -> None:
+    """20 of 400 look-ups wait 50 ms, 2.5 ms in the mean: all in one twentieth of the window chance explains it, one in each it does not."""
+    before, waited = np.zeros(400), np.zeros(400)
+    waited[waiting] = 0.05
+    assert rise_beyond_chance(waited, before)[0] == pytest.approx(rise_s)
+    assert rise_beyond_chance(before, waited)[0] == 0.0
+
+
+def test_one_look_up_tells_no_rise() -> None:
+    """One wait of a second: nobody knows how often such a one comes."""
+    assert rise_beyond_chance(np.array([1.0]), np.zeros(400))[0] == 0.0

@@ -10,7 +10,8 @@ import pytest
 
 from diagnosis.facts import F64, Facts, Gaps, StepFacts
 from diagnosis.ledger.pace import decoding_at, quiet_gaps
-from diagnosis.ledger.work_model import calibrate, fit_nonnegative
+from diagnosis.ledger.step_costs import fit_nonnegative, step_costs
+from diagnosis.ledger.work_model import calibrate
 from tests.factories import facts, request_facts, work_model
 
 M = 480
@@ -179,3 +180,32 @@ def test_exchanged_windows_turn_the_ratio() -> None:
     model = work_model(slow_factor=1.6, slow_raw=1.6).exchanged()
     assert model.slow_factor == pytest.approx(0.625)
     assert work_model().exchanged() == work_model()
+
+
+def test_what_a_sequence_costs_is_told_by_steps_without_prompts() -> None:
+    """Six seats that are full but while a prompt is computed; prompts cost more than in proportion: 0.65 ms a sequence, and the same machine.
+
+    Steps with a prompt have one sequence less and take 100 ms more, so a fit of both at once takes small batches for dear ones.
+    """
+    pure, mixed = np.r_[np.full(900, 6.0), np.full(40, 5.0), np.full(40, 4.0)], np.full(100, 5.0)
+    tokens = np.r_[np.zeros(len(pure)), 1000.0 + 10.0 * np.arange(100)]
+    sequences = np.r_[pure, mixed]
+    base = at_levels(sequences, tokens)
+    few = at_levels(1.0 + np.arange(600) % 6, np.zeros(600))
+    model = calibrate(base, few)
+    assert model.decode_s_per_seq == pytest.approx(0.00065, rel=0.02)
+    assert model.slow_raw == pytest.approx(1.0, abs=0.01)
+    assert model.slow_factor == 1.0
+    assert step_costs(stepped().steps or pytest.fail("no steps")).tolist() == pytest.approx(
+        [0.010, 0.0001, 0.001], rel=0.02
+    )
+
+
+def at_levels(sequences: F64, tokens: F64) -> Facts:
+    """Steps of 9.4 ms + 0.65 ms a sequence + 30 us a prompt token + 10 ns for each pair of them, in an order drawn by lot."""
+    order = np.random.default_rng(1).permutation(len(sequences))
+    sequences, tokens = sequences[order], tokens[order]
+    duration = 0.0094 + 0.00065 * sequences + 3e-5 * tokens + 1e-8 * tokens**2
+    told = {"num_running": sequences, "decode_tokens": sequences, "prefill_tokens": tokens}
+    steps = StepFacts(np.zeros(len(order), dtype=np.int64), ("w0",), np.cumsum(duration), duration, told)
+    return facts(request_facts(np.arange(10) * 1.0), steps=steps)
