@@ -1,0 +1,73 @@
+"""A hotspot of one worker: it gets too much, or is slow; its statement with the reason, its evidence, its advice."""
+
+from __future__ import annotations
+
+from diagnosis.hotspots import evidence as proof
+from diagnosis.hotspots.advice import advise
+from diagnosis.hotspots.detection import Detected
+from diagnosis.hotspots.finding import Evidence, Hotspot
+from diagnosis.hotspots.kinds import Named
+from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.regret import Regret
+from diagnosis.hotspots.spans import cost_of, instants, rows_in
+
+
+def at_worker(
+    seen: Observed, regret: Regret, detected: Detected, worker: int, first: int, last: int, named: Named
+) -> Hotspot:
+    """`worker` in the intervals from `first` to `last`, for the reason that `named` gives."""
+    rows, name = rows_in(detected, first, last), seen.workers[worker]
+    mine = rows[seen.decisions.chosen[rows] == worker]
+    at_once = None if named.kind == "straggler" else detected.load_at_once[:, worker]
+    start_ns, end_ns, found_ns = instants(seen, detected, first, last, at_once)
+    share = proof.share_of(seen, regret, rows, worker, start_ns, end_ns)
+    facts: list[Evidence | None] = [proof.lost_by(seen, regret, mine)]
+    because = None
+    if named.kind == "straggler":
+        slowness = named.numbers["slowness"]
+        statement = (
+            f"{name} is a straggler: its steps took {slowness:.2f} times as long as steps of the same shape elsewhere"
+        )
+        facts = [Evidence(statement, slowness, "ratio", None), *facts, share]
+    else:
+        facts = [share, *facts, proof.of_kind(seen, named, rows, worker, start_ns, end_ns)]
+        statement = f"{name} is a hotspot: {reason(seen, named)}"
+        if named.kind is None:
+            because = (
+                "there are no route rows, so what the router believed is not known"
+                if not seen.has_routes
+                else "neither its loads, nor its ties, nor a prefix or tenant that stays at one worker explain it"
+            )
+    facts.append(proof.queue_of(seen, regret, rows, worker, start_ns, end_ns))
+    return Hotspot(
+        named.kind,
+        None if named.kind is None else f"hotspot_{named.kind}",
+        {"kind": "worker", "id": name},
+        {"start_ns": start_ns, "end_ns": end_ns},
+        found_ns,
+        *cost_of(regret, mine),
+        len(mine),
+        statement,
+        because,
+        tuple(fact for fact in facts if fact is not None),
+        advise(seen, regret, rows, worker, named, name),
+    )
+
+
+def reason(seen: Observed, named: Named) -> str:
+    """Why so much goes there, as the end of a sentence."""
+    if named.kind == "dead_signal" and "of_one" in named.numbers:
+        return "the load that the router reads of it stands still, so nothing holds it back"
+    if named.kind == "dead_signal":
+        return "the load that the router reads is dead, so nothing holds it back"
+    if named.kind == "tie_breaking":
+        return "the router breaks ties always its way"
+    if named.kind == "affinity" and named.key_kind == "match":
+        return "the router follows the longest match, and the longest match is always there"
+    if named.kind == "affinity" and named.key_kind == "session":
+        return "the router keeps conversations where they began, and too many stay there"
+    if named.kind == "affinity":
+        return (
+            f"the router keeps {named.key_kind} {proof.key_name(seen, named)} there, which is too much for one worker"
+        )
+    return "it gets more than its share, and the reason cannot be told"
