@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import I64
+from diagnosis.facts import F64, I64
 from diagnosis.hotspots.observed import F32
 
 
@@ -35,7 +35,7 @@ def codes(column: pa.ChunkedArray | pa.Array, names: Iterable[str]) -> I64:
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 
-def numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+def numbers(column: pa.ChunkedArray | pa.Array) -> F64:
     """As float64, unknown NaN."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -47,6 +47,6 @@ def floats(column: pa.Array) -> F32:
     return np.asarray(known.to_numpy(zero_copy_only=False)).astype(np.float32)
 
 
-def seconds_after(column: pa.ChunkedArray, origin: int) -> np.ndarray:
+def seconds_after(column: pa.ChunkedArray, origin: int) -> F64:
     """Seconds after the origin; the difference is taken in whole nanoseconds."""
     return numbers(pc.subtract(column, pa.scalar(origin, pa.int64()))) / 1e9

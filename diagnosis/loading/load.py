@@ -28,8 +28,9 @@ from diagnosis.facts import (
 from diagnosis.ledger.sharing import sharing
 from diagnosis.loading.caching_flags import caching_by_flags
 from diagnosis.loading.clocks import engine_ahead_ns, least_routed_s, moved, moved_requests
-from diagnosis.loading.handover import handovers, one_a_request, with_legs
+from diagnosis.loading.handover import handovers
 from diagnosis.loading.implied import with_implied
+from diagnosis.loading.legs import one_a_request, with_legs
 from diagnosis.loading.lineage import ASKED, StoredBlocks, block_size, lineage, names_blocks
 from diagnosis.loading.requests import (
     COLUMNS,
