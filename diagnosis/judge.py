@@ -23,12 +23,13 @@ from diagnosis.contradictions import sentence as contradiction
 from diagnosis.facts import F64, Facts
 from diagnosis.ledger import ledger as ledgers
 from diagnosis.ledger import pair, timeline
-from diagnosis.ledger.ledger import Counted, Ledger, metric_values
+from diagnosis.ledger.ledger import Ledger
 from diagnosis.ledger.reuse_by_times import reuse_by_times
 from diagnosis.ledger.rows import NEUTRAL, ROWS
 from diagnosis.ledger.spent import Context, long_prefill_tokens
 from diagnosis.ledger.step_reasons import with_step_extras
 from diagnosis.ledger.tiers import found_here_too
+from diagnosis.ledger.values import Counted, count, metric_values
 from diagnosis.ledger.work_model import WorkModel, calibrate
 from diagnosis.loading.sight import equal_sight
 from diagnosis.models import other_models, tentative
@@ -160,7 +161,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
 
 
 def _counted(facts: Facts, metric: str) -> Counted:
-    found = ledgers.count(facts, metric)
+    found = count(facts, metric)
     if len(found.values) == 0:
         raise BadWindow(
             f"no request of window {facts.name} has a known {metric_name(metric)}: {_why_none(facts, metric)}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from diagnosis.facts import F64, I64
-from diagnosis.ledger.ledger import Counted
+from diagnosis.ledger.values import Counted
 from diagnosis.statistics.comparability import Mix
 from diagnosis.statistics.significance import Significance, compare
 from diagnosis.telling.wording import metric_name, quantile_name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from diagnosis.facts import F64, I64, Facts
-from diagnosis.ledger.ledger import judged_values, metric_values
+from diagnosis.ledger.values import judged_values, metric_values
 from diagnosis.sampled import rate_of, total
 from diagnosis.statistics.draws import false_discoveries, normal_p
 from diagnosis.statistics.quantiles import nearest_rank

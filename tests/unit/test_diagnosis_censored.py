@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from diagnosis.facts import Facts, WorkerFacts
 from diagnosis.judge import judge
-from diagnosis.ledger.ledger import judged_values, metric_values, write
+from diagnosis.ledger.ledger import write
 from diagnosis.ledger.spent import Context
+from diagnosis.ledger.values import judged_values, metric_values
 from diagnosis.statistics.censored import Range, Waits, at_least_s, counted, stand_in, waits
 from diagnosis.statistics.quantiles import nearest_rank
 from diagnosis.windows import Chosen

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import BlockTotals, Gaps, LineageFacts, MarkFact, WorkerFacts
-from diagnosis.ledger.ledger import Ledger, metric_values, write
+from diagnosis.ledger.ledger import Ledger, write
 from diagnosis.ledger.spent import Context, own_work
+from diagnosis.ledger.values import metric_values
 from tests.factories import facts, request_facts, work_model
 
 SEATS_2 = WorkerFacts("w0", block_size=16, num_blocks=20, flags={"max_num_seqs": "2"})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diagnosis.facts import Facts, HandoverFacts
-from diagnosis.ledger.ledger import metric_values
+from diagnosis.ledger.values import metric_values
 from diagnosis.loading.load import load
 from store.interface import Store, Window
 from store.open import open_store
