@@ -112,7 +112,9 @@ def compute_run(asked: Asked, model: str | None) -> Ran:
         raise UsageError("--compute needs torch, which is not installed: pip install '.[service,engine]'")
     if asked.workers < 1:
         raise UsageError(f"a fleet of {asked.workers} workers serves nobody; give 1 or more")
-    config, blocks = asked.config, asked.blocks or COMPUTED_BLOCKS
+    config, blocks = asked.config, COMPUTED_BLOCKS if asked.blocks is None else asked.blocks
+    if blocks < 1:
+        raise UsageError(f"an engine of {blocks} KV blocks can hold no token")
     vocab_size = _vocab_size(model)
     root = config.identity.root(config.salt)
     calls = [

@@ -100,7 +100,7 @@ def run(
         _refuse_virtual(hardware=hardware, tp=tp, in_flight=in_flight, index_delay=index_delay, index_loss=index_loss)
         ran = compute_run(asked, model)
     else:
-        ran = virtual_run(asked, model or MODEL, hardware or HARDWARE, tp or 1)
+        ran = virtual_run(asked, model or MODEL, hardware or HARDWARE, 1 if tp is None else tp)
     names = [f"w{index}" for index in range(workers)]
     document = run_document(ran.served, ran.tally, names, policy, ran.real_s, {**ran.facts, "seed": seed})
     document["cache_only"] = (

@@ -77,7 +77,6 @@ def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[Cac
     requests  columns REQUEST_COLUMNS (session_id may be there), any order of rows; rows without prompt_blocks are left out
     workers   columns WORKER_COLUMNS, or None
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     known = requests.filter(pc.is_valid(requests.column("prompt_blocks")))
@@ -104,7 +103,7 @@ def cache_loads(requests: pa.Table, workers: pa.Table | None = None) -> list[Cac
                 block_trace(rows.column("prompt_blocks")),
                 np.array([label.get("phase") != "warmup" for label in labels], dtype=bool),
                 (arrival - arrival[0]) / 1e9,
-                rows.column("prompt_tokens").cast(pa.float64()).fill_null(float("nan")).to_numpy(),
+                _numbers(rows, "prompt_tokens"),
                 facts.get("block_size") or _block_tokens(labels),
                 facts.get("num_blocks"),
                 rows.column(SESSION).to_pylist() if SESSION in rows.column_names else [None] * rows.num_rows,

@@ -88,7 +88,7 @@ def _engine_ratio(requests: pa.Table, loads: list[CacheLoad]) -> float | None:
     if block_tokens is None:
         return None
     counted = requests.filter(pc.is_valid(requests.column("prompt_blocks")))
-    cached = counted.column("cached_tokens").cast(pa.float64()).to_numpy(zero_copy_only=False)
+    cached = counted.column("cached_tokens").cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     blocks = pc.list_value_length(counted.column("prompt_blocks")).to_numpy(zero_copy_only=False)
     warm_up = np.array([dict(pairs or ()).get("phase") == "warmup" for pairs in counted.column("labels").to_pylist()])
     known = ~np.isnan(cached) & ~warm_up

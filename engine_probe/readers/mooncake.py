@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ANCHOR_NS: Final = 1_735_689_600_000_000_000  # 2025-01-01T00:00:00Z
 BLOCK_TOKENS: Final = 512
 REQUIRED: Final = ("timestamp", "input_length", "output_length")
+MOST_TOKENS: Final = (1 << 31) - 1
 _CHUNK: Final = 5_000
 
 
@@ -56,17 +57,24 @@ class MooncakeTrace:
         notes.not_told.append("timing: a trace tells arrivals and lengths; TTFT, ITL and hits are not in it")
 
 
-def _row(line: Mapping[str, Any], number: int, anchor_ns: int, name: str) -> dict[str, Any]:
+def check_line(line: Mapping[str, Any], number: int, name: str) -> None:
+    """Its timestamp, lengths and ids are what the format says, whoever reads them. Raises UnknownFormat."""
     where = f"{name}, line {number}"
     at_ms, ids = line["timestamp"], line.get("hash_ids")
     if not isinstance(at_ms, int | float) or isinstance(at_ms, bool) or not 0 <= at_ms < 1e13:
         raise UnknownFormat(f"{where}: timestamp is {at_ms!r}, expected milliseconds from the start.", line=number)
     for key in ("input_length", "output_length"):
-        if type(line[key]) is not int or line[key] < 0:
-            raise UnknownFormat(f"{where}: {key} is {line[key]!r}, expected a count of tokens.", line=number)
+        if type(line[key]) is not int or not 0 <= line[key] <= MOST_TOKENS:
+            raise UnknownFormat(
+                f"{where}: {key} is {line[key]!r}, expected a count of tokens, at most {MOST_TOKENS:,}.", line=number
+            )
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < 1 << 64 for i in ids)):
         raise UnknownFormat(f"{where}: hash_ids is not a list of block ids.", line=number)
-    at_ns = anchor_ns + round(at_ms * 1_000_000)
+
+
+def _row(line: Mapping[str, Any], number: int, anchor_ns: int, name: str) -> dict[str, Any]:
+    check_line(line, number, name)
+    at_ns = anchor_ns + round(line["timestamp"] * 1_000_000)
     session = line.get("session_id")
     return {
         "request_id": f"mooncake-{number}",
@@ -78,5 +86,5 @@ def _row(line: Mapping[str, Any], number: int, anchor_ns: int, name: str) -> dic
         "output_tokens": line["output_length"],
         "session_id": None if session is None else str(session),
         "labels": {"block_tokens": str(BLOCK_TOKENS)},
-        "prompt_blocks": ids,
+        "prompt_blocks": line.get("hash_ids"),
     }

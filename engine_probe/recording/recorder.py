@@ -71,7 +71,7 @@ class Recorder:
         self.clock = clock or Clock()
         self.sampling = sampling or Sampling()
         self.worker = worker
-        common = {"worker": worker, "run_id": run_id}
+        common = {"worker": worker or None, "run_id": run_id or None}
         self.constants: dict[str, dict[str, Any]] = {k: {**common, **(constants or {}).get(k, {})} for k in KINDS}
         self.ring = StepRing(steps)
         self.blocks = BlockLog(blocks)

@@ -103,6 +103,8 @@ def test_workers_that_compute_serve_the_same_traffic(kvscope: Callable[..., Ende
         (("--rate", "0"), "rate is 0.0"),
         (("--block-size", "0"), "block_size"),
         (("--blocks", "0"), "0 KV blocks"),
+        (("--tp", "0"), "tp 0 does not divide"),
+        (("--compute", "--blocks", "0"), "0 KV blocks"),
         (("--seats", "0"), "max_num_seqs is 0"),
         (("--eviction", "mru"), "known: lru"),
         (("--in-flight", "0"), "in_flight is 0"),

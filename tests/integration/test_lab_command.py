@@ -225,7 +225,7 @@ def test_seeds_are_a_number_a_list_or_a_range(text: str, seeds: list[int]) -> No
     assert seed_list(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "-", "3-1", "1-99999", "a,b", "1.5"])
+@pytest.mark.parametrize("text", ["", "-", "3-1", "1-99999", "1:1000000000000", "1000000000000", "a,b", "1.5"])
 def test_other_texts_are_no_seeds(text: str) -> None:
     """Empty, backwards, too many, no numbers."""
     with pytest.raises(UsageError):

@@ -39,6 +39,12 @@ def test_requests_are_replayed_in_order_of_arrival() -> None:
     assert load.arrival_s.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_count_that_no_float_holds_is_rounded() -> None:
+    """The contract's counts are int64: the longest prompt that a row can tell is replayed like any other."""
+    [load] = cache_loads(_requests(_row(0, [1], prompt_tokens=(1 << 63) - 1)))
+    assert load.trace.num_requests == 1
+
+
 def test_a_request_seen_from_two_vantages_counts_once() -> None:
     """The client's row is taken before the engine's; rows that name no blocks are left out."""
     [load] = cache_loads(_requests(_row(0, [1]), _row(0, [1], vantage="engine"), _row(1, None)))

@@ -141,6 +141,23 @@ def test_ids_of_a_trace_are_cut_into_blocks(tmp_path: Path) -> None:
         ({"timestamp": 0, "input_length": 5}, "output_length"),
         ({"timestamp": "soon", "input_length": 5, "output_length": 1, "hash_ids": []}, "line 1"),
         ({"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": ["x"]}, "line 1"),
+        (
+            {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1.5]},
+            "hash_ids is not a list of block ids",
+        ),
+        (
+            {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": 7},
+            "hash_ids is not a list of block ids",
+        ),
+        ({"timestamp": None, "input_length": 5, "output_length": 1, "hash_ids": []}, "timestamp is None"),
+        ({"timestamp": -5, "input_length": 5, "output_length": 1, "hash_ids": []}, "timestamp is -5"),
+        ({"timestamp": 9e300, "input_length": 5, "output_length": 1, "hash_ids": []}, "timestamp is 9e"),
+        ({"timestamp": 0, "input_length": True, "output_length": 1, "hash_ids": []}, "input_length is True"),
+        ({"timestamp": 0, "input_length": 5, "output_length": 5.5, "hash_ids": []}, "output_length is 5.5"),
+        (
+            {"timestamp": 0, "input_length": 1 << 63, "output_length": 1, "hash_ids": []},
+            "expected a count of tokens, at most",
+        ),
     ],
 )
 def test_line_that_is_no_request_is_named(tmp_path: Path, line: dict[str, Any], says: str) -> None:

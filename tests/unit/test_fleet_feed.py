@@ -8,6 +8,7 @@ from engine_probe.engine.fleet.build import FleetSettings, RouterSettings, build
 from engine_probe.engine.fleet.policies import POLICIES
 from engine_probe.engine.roofline.hardware import find_hardware
 from engine_probe.engine.roofline.model_shape import find_shape
+from engine_probe.engine.traffic.call import Call, made_up_blocks
 from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.sending.sink import MemorySink
 
@@ -40,3 +41,16 @@ def test_block_events_reach_the_router_that_reads_them_and_pile_up_for_nobody(po
         assert feed.index.num_orphans == 0
     for recorder in recorders(fleet):
         recorder.close()
+
+
+def test_every_decision_is_a_row_however_long_the_run() -> None:
+    """Ten virtual days between two calls: rows of the router are judged by its own time, and none is refused as of the future."""
+    day_ns, sink = 86_400 * 10**9, MemorySink()
+    calls = [Call(f"c{number}", number * 10 * day_ns, 32, 2, made_up_blocks(1, 2)) for number in range(3)]
+    fleet = build_fleet(
+        FleetSettings(find_shape("smollm2-135m"), find_hardware("a100"), num_workers=2, num_blocks=400), sink
+    )
+    fleet.run(calls)
+    for recorder in recorders(fleet):
+        recorder.close()
+    assert [sink.table(kind).num_rows for kind in ("route", "request")] == [3, 3]

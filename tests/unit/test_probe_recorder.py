@@ -506,6 +506,16 @@ def test_a_row_that_breaks_the_contract_costs_only_itself(caplog: pytest.LogCapt
     assert sum("prompt_tokens" in record.message for record in caplog.records) == 1
 
 
+def test_an_empty_name_is_no_name() -> None:
+    """A worker or a run named "" is unknown, and its rows are kept."""
+    sink = MemorySink()
+    recorder = Recorder(sink, worker="", run_id="", flush_s=0)
+    recorder.finish(recorder.arrive("r"))
+    recorder.close()
+    [row] = sink.table("request").to_pylist()
+    assert (row["worker"], row["run_id"]) == (None, None)
+
+
 def test_a_value_of_the_wrong_type_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """A text where a number belongs costs the value, not the row; an unknown column costs nothing."""
     bench = Bench()

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from engine_probe.clock import Clock
 from engine_probe.engine.decode_run import NEVER, DecodeRun, foresee
 from engine_probe.engine.engine import Engine, Output
 from engine_probe.engine.fleet.prefix_bits import PrefixBits
@@ -122,7 +123,8 @@ class VirtualFleet:
         self._book = engines[0].kv.book
         assert all(engine.kv.book is self._book for engine in engines), "workers of a fleet have one book of names"
         self._on_progress = on_progress
-        self._clocks = [_virtual(engine) for engine in engines]
+        self._clocks = [_virtual(engine.clock, engine.config.worker) for engine in engines]
+        self._router_clock = _virtual(router.recorder.clock, "router")
         self._asleep: list[DecodeRun | None] = [None] * len(engines)
         self._due = [NEVER] * len(engines)
         """When each worker is to be stepped: when its next step begins, or the first that is not slept through."""
@@ -283,6 +285,8 @@ class VirtualFleet:
         names = self._book.number(call.blocks if call.names is None else call.names)
         if self.router.looks_up:
             self._tell_feed(at_ns)
+        # Its rows are judged by its clock when they are flushed: one that stood still would have them in the future.
+        self._router_clock.advance_to(at_ns)
         worker = self.router.route(call, at_ns, names)
         engine, clock = self.engines[worker], self._clocks[worker]
         front_s = self._front_end.delay_s(call, at_ns) + self.router.decision_s
@@ -427,7 +431,7 @@ class VirtualFleet:
         self.router.board.ended(worker)
 
 
-def _virtual(engine: Engine) -> VirtualClock:
-    if not isinstance(engine.clock, VirtualClock):
-        raise UsageError(f"worker {engine.config.worker} does not run in virtual time")
-    return engine.clock
+def _virtual(clock: Clock, whose: str) -> VirtualClock:
+    if not isinstance(clock, VirtualClock):
+        raise UsageError(f"{whose} does not run in virtual time")
+    return clock

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine_probe.engine.traffic.call import Call, made_up_blocks
 from engine_probe.errors import UnknownFormat, UsageError
 from engine_probe.readers.lines import json_lines
-from engine_probe.readers.mooncake import BLOCK_TOKENS, REQUIRED
+from engine_probe.readers.mooncake import BLOCK_TOKENS, REQUIRED, check_line
 
 
 def trace_calls(path: Path, block_size: int, *, speed: float = 1.0, limit: int | None = None) -> Iterator[Call]:
@@ -27,13 +27,11 @@ def trace_calls(path: Path, block_size: int, *, speed: float = 1.0, limit: int |
     for number, line in json_lines(path, REQUIRED):
         if limit is not None and number > limit:
             return
-        try:
-            prompt, output = int(line["input_length"]), int(line["output_length"])
-            at_ns = round(float(line["timestamp"]) * 1e6 / speed)
-            ids = [int(name) for name in line.get("hash_ids") or ()]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UnknownFormat(f"{path.name}, line {number}: {error}", line=number) from error
-        if prompt < 1 or output < 0:
+        check_line(line, number, path.name)
+        prompt, output = line["input_length"], line["output_length"]
+        at_ns = round(line["timestamp"] * 1e6 / speed)
+        ids = line.get("hash_ids") or ()
+        if prompt < 1:
             raise UnknownFormat(
                 f"{path.name}, line {number}: a request of {prompt} prompt and {output} output tokens", line=number
             )
