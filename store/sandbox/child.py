@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import select
@@ -21,31 +20,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.sandbox import wire
-from store.sandbox.narrow import narrow
-from store.sandbox.told import Column, End, Failure, Needs, say
-from store.sandbox.wanted import Wanted, column_types
-from store.sql_json import json_rows
+from store.sandbox.answer import encode_arrow, encode_json, stream
+from store.sandbox.relations import ATTACHED, create_views, literal, plan_of, receive_hot
+from store.sandbox.told import End, Failure, Needs, say
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
-    from store.sandbox.check import Checked
     from store.sandbox.jail import Jail
-
-ATTACHED = "store"
-"""Name under which a database file is attached in direct mode."""
-
-STORE_COLUMNS = ("source", "received_ns")
-"""Columns that the store adds to each kind. Typed again here: `store.tables` would pull SQLAlchemy into the child."""
-
-BATCH_ROWS = 2048  # DuckDB's own vector: rows may be wide
 
 
 def main(descriptor: int) -> None:
@@ -101,19 +87,19 @@ def _serve(sock: socket.socket, job: dict[str, Any], jail: Jail, connection: duc
     connection.execute(
         "BEGIN TRANSACTION"
     )  # so that now() is the same for the rows that are asked for and in the statement
-    plan = _plan(connection, {name.lower(): text for name, text, _ in job["views"]}, checked, job["max_rows"])
+    plan = plan_of(connection, {name.lower(): text for name, text, _ in job["views"]}, checked, job["max_rows"])
     wire.send(sock, wire.NEEDS, say(Needs(plan.hot, list(walls))))
     started = time.monotonic()
-    hot, mapped = _receive_hot(sock)
-    _create_views(connection, job, plan.names, hot)
+    hot, mapped = receive_hot(sock)
+    create_views(connection, job, plan.names, hot)
     jail.limit_memory(job["memory_bytes"])
     statements = connection.extract_statements(checked.sql)
     expected = duckdb.StatementType.EXPLAIN if checked.explain else duckdb.StatementType.SELECT
     if [statement.type for statement in statements] != [expected]:
         raise Refused("The text is not one SELECT or EXPLAIN.")
     connection.execute(statements[0])
-    encode = _encode_json if job["form"] == "json" else _encode_arrow
-    truncated = _stream(sock, connection, encode, job["max_rows"], job["max_result_bytes"])
+    encode = encode_json if job["form"] == "json" else encode_arrow
+    truncated = stream(sock, connection, encode, job["max_rows"], job["max_result_bytes"])
     wire.send(sock, wire.END, say(End(truncated, time.monotonic() - started)))
     del mapped
 
@@ -144,158 +130,11 @@ def _lock(connection: duckdb.DuckDBPyConnection, job: dict[str, Any]) -> None:
     connection.execute(f"SET threads = {int(job['threads'])}")
     connection.execute("SET TimeZone = 'UTC'")
     if job["database"]:
-        connection.execute(f"ATTACH {_text(job['database'])} AS {ATTACHED} (READ_ONLY)")
+        connection.execute(f"ATTACH {literal(job['database'])} AS {ATTACHED} (READ_ONLY)")
     if job["parquet_dir"]:
-        connection.execute(f"SET allowed_directories = [{_text(job['parquet_dir'])}]")
+        connection.execute(f"SET allowed_directories = [{literal(job['parquet_dir'])}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What must be there for a statement.
-
-    hot     kind -> the hot rows of it that are read
-    names   kinds and views to create
-    """
-
-    hot: dict[str, Wanted]
-    names: frozenset[str]
-
-
-def _plan(connection: duckdb.DuckDBPyConnection, views: Mapping[str, str], checked: Checked, max_rows: int) -> Plan:
-    """Follow the views that a statement reads down to the kinds."""
-    from engine_probe.events import KINDS, column_names
-    from store.sandbox.check import reads_of
-
-    reads = checked.reads
-    seen: set[str] = set()
-    while todo := [name for name in reads.tables - seen if name in views]:
-        for name in todo:
-            reads |= reads_of(connection, views[name])
-        seen.update(todo)
-    known = {kind: (*column_names(kind), *STORE_COLUMNS) for kind in KINDS if kind in reads.tables}
-    if reads.catalog:
-        return Plan({kind: Wanted() for kind in known}, frozenset(KINDS) | frozenset(views))
-    named = reads.columns
-    narrowed = narrow(connection, checked.statement, {kind: column_types(kind) for kind in known}, max_rows)
-    hot = {
-        kind: replace(
-            narrowed.get(kind, Wanted()),
-            columns=None if named is None else [name for name in names if name in named] or ["at_ns"],
-        )
-        for kind, names in known.items()
-    }
-    return Plan(hot, frozenset(known) | seen)
-
-
-def _receive_hot(sock: socket.socket) -> tuple[dict[str, pa.Table], mmap.mmap | None]:
-    """Hot rows by kind, mapped from the descriptor that came with the frame (no copy)."""
-    import pyarrow as pa
-
-    _, body, fds = wire.receive(sock, limit=1 << 20, max_fds=1)
-    layout: dict[str, tuple[int, int]] = json.loads(bytes(body))
-    if not fds:
-        return {}, None
-    mapped = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
-    os.close(fds[0])
-    whole = pa.py_buffer(mapped)
-    tables = {kind: pa.ipc.open_stream(whole.slice(at, size)).read_all() for kind, (at, size) in layout.items()}
-    return tables, mapped
-
-
-def _create_views(
-    connection: duckdb.DuckDBPyConnection, job: dict[str, Any], names: Set[str], hot: Mapping[str, pa.Table]
-) -> None:
-    """One view a kind over hot rows, database and sealed Parquet, then the store's own views on top."""
-    from engine_probe.events import KIND_DOC, KINDS
-    from engine_probe.schema import arrow_schema
-
-    for kind in (kind for kind in KINDS if kind in names):
-        parts = []
-        if kind in hot or not job["database"]:
-            connection.register(f"hot_{kind}", hot[kind] if kind in hot else _empty(arrow_schema(kind)))
-            parts.append(f'SELECT * FROM "hot_{kind}"')
-        if job["database"]:
-            through = job["sealed_through_ns"].get(kind)
-            only_unsealed = f" WHERE received_ns > {int(through)}" if through is not None else ""
-            parts.append(f'SELECT * FROM {ATTACHED}.main."{kind}"{only_unsealed}')
-        if files := job["files"].get(kind):
-            listed = ", ".join(_text(os.path.relpath(path, job["parquet_dir"])) for path in files)
-            parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
-        connection.execute(f'CREATE VIEW "{kind}" AS ' + " UNION ALL BY NAME ".join(parts))
-        connection.execute(f'COMMENT ON VIEW "{kind}" IS {_text(KIND_DOC[kind])}')
-    for name, select_text, doc in job["views"]:
-        if name.lower() in names:
-            connection.execute(f'CREATE VIEW "{name}" AS {select_text}')
-            connection.execute(f'COMMENT ON VIEW "{name}" IS {_text(doc)}')
-
-
-def _empty(schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.schema([*schema, ("source", pa.string()), ("received_ns", pa.int64())]).empty_table()
-
-
-_NO_ARROW = re.compile(r"\b(?:VARIANT|BIGNUM|BIT|TIME WITH TIME ZONE|GEOMETRY)\b")
-
-
-def _stream(
-    sock: socket.socket,
-    connection: duckdb.DuckDBPyConnection,
-    encode: Callable[[pa.RecordBatch], memoryview],
-    max_rows: int,
-    max_bytes: int,
-) -> bool:
-    """Send the columns, a batch without rows, and then batches as `encode` makes them; true where rows were left out."""
-    import pyarrow as pa
-
-    from store.sandbox.check import Refused
-
-    columns = [Column(str(column[0]), str(column[1])) for column in connection.description or []]
-    for column in columns:
-        bare = re.sub(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"", "", column.type)
-        if found := _NO_ARROW.search(bare):
-            raise Refused(
-                f'The column {column.name} has the type {found[0]}, which has no Arrow form. Cast it: "{column.name}"::VARCHAR'
-            )
-    reader = connection.to_arrow_reader(BATCH_ROWS)
-    wire.send(sock, wire.COLUMNS, say(columns))
-    rows_left, bytes_left = max_rows, max_bytes
-    wire.send(sock, wire.BATCH, encode(pa.RecordBatch.from_pylist([], schema=reader.schema)))
-    for batch in reader:
-        fitting = batch.slice(0, rows_left)
-        while fitting.nbytes > bytes_left and fitting.num_rows:
-            fitting = fitting.slice(0, fitting.num_rows // 2)
-        body = encode(fitting)
-        while len(body) > bytes_left and fitting.num_rows:
-            fitting = fitting.slice(0, fitting.num_rows // 2)
-            body = encode(fitting)
-        if fitting.num_rows:
-            wire.send(sock, wire.BATCH, body)
-        if fitting.num_rows < batch.num_rows:
-            return True
-        rows_left -= fitting.num_rows
-        bytes_left -= len(body)
-    return False
-
-
-def _encode_arrow(batch: pa.RecordBatch) -> memoryview:
-    """A complete Arrow IPC stream of one batch."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
-
-
-def _encode_json(batch: pa.RecordBatch) -> memoryview:
-    """The rows as JSON arrays, with commas between them and no bracket around them."""
-    import msgspec
-    import pyarrow as pa
-
-    return memoryview(msgspec.json.encode(json_rows(pa.Table.from_batches([batch]))))[1:-1]
 
 
 def _verdict(error: Exception) -> tuple[str, str]:
@@ -332,10 +171,6 @@ def _end_with_parent(sock: socket.socket) -> None:
         for _, event in poll.poll():
             if event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)):
                 os._exit(3)
-
-
-def _text(value: str) -> str:
-    return "'" + str(value).replace("'", "''") + "'"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine_probe.schema import table_from_rows
 from store.conform import contract_types
-from store.sandbox import child
+from store.sandbox import child, relations
 from store.sandbox.check import Refused, check
 from store.sandbox.wanted import Wanted, column_types
 from tests.store_rows import request
@@ -178,11 +178,11 @@ class Child:
         connection.execute("BEGIN TRANSACTION")
         try:
             checked = check(connection, sql)
-            plan = child._plan(connection, {}, checked, MAX_ROWS)
+            plan = relations.plan_of(connection, {}, checked, MAX_ROWS)
             wanted = plan.hot if narrowed else {kind: Wanted() for kind in plan.hot}
             found = {kind: self._hot.execute(one.sql(kind, column_types(kind))) for kind, one in wanted.items()}
             tables = {kind: contract_types(kind, answer.to_arrow_table()) for kind, answer in found.items()}
-            child._create_views(connection, self._job, plan.names, tables)
+            relations.create_views(connection, self._job, plan.names, tables)
             connection.execute(sql)
             names = [f"{column[0]} {column[1]}" for column in connection.description or ()]
             return names, [repr(row) for row in connection.fetchmany(MAX_ROWS + 1)]
