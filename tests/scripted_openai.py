@@ -17,8 +17,8 @@ WORDS_PER_BLOCK = 16
 
 
 class ScriptedOpenAi(Loopback):
-    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, bad_request, whole, hang_up, in_stream, no_usage,
-                   no_cached (its usage does not tell what was cached).
+    """misbehaviour: None, or what it does to completions: cut, html, error, refuse, bad_request, whole, hang_up, in_stream,
+                   empty, nonsense, no_usage, no_cached (its usage does not tell what was cached).
 
     has_reset   it has /reset_prefix_cache; num_resets counts its calls; forgets: and that empties the cache
     delay_s     before the first token
@@ -129,6 +129,12 @@ class ScriptedOpenAi(Loopback):
                 self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
+                if bad in ("empty", "nonsense"):
+                    for event in ["{nope", [1, 2], {"choices": "x"}, {"choices": [5]}] if bad == "nonsense" else []:
+                        self._event(event)
+                    self._event("[DONE]")
+                    self.wfile.write(b"0\r\n\r\n")
+                    return
                 count = asked["max_tokens"]
                 for number in range(count):
                     if bad == "cut" and number == count // 2:

@@ -197,6 +197,8 @@ class OpenAiClient:
             return f"an error in the stream ({reading.error})"
         if not reading.has_end and reading.finish_reason is None:
             return "the stream was cut: it ended without saying that it was at its end"
+        if not reading.tokens.num_chunks and reading.finish_reason is None:
+            return "nothing in the stream is an answer: it ended without a token or a reason"
         return None
 
     def _models(self, response: httpx.Response) -> dict[str, str | None]:

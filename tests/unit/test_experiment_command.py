@@ -298,6 +298,10 @@ def test_an_endpoint_where_nothing_is_answered_is_unreachable(
     assert ended.code == 3
     assert "did not complete a first prompt: it answers text/html" in ended.err
     assert not Path(out).exists()
+    server.misbehaviour = "nonsense"
+    ended = kvscope("experiment", "run", "--endpoint", server.url, *ENDPOINT, "--out", out)
+    assert ended.code == 3
+    assert "did not complete a first prompt: nothing in the stream is an answer" in ended.err
     server.misbehaviour = "bad_request"
     ended = kvscope("experiment", "run", "--endpoint", server.url, *ENDPOINT, "--out", out)
     assert ended.code == 2

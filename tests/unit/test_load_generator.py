@@ -130,6 +130,8 @@ def test_a_closed_loop_keeps_so_many_in_flight(server: ScriptedOpenAi) -> None:
         ("whole", "failed", "application/json"),
         ("in_stream", "failed", "an error in the stream (engine_dead)"),
         ("hang_up", "failed", "broke the connection off"),
+        ("empty", "failed", "nothing in the stream is an answer"),
+        ("nonsense", "failed", "nothing in the stream is an answer"),
     ],
 )
 def test_a_bad_answer_is_a_row_that_says_why(server: ScriptedOpenAi, bad: str, state: str, words: str) -> None:
