@@ -36,14 +36,14 @@ def codes(column: pa.ChunkedArray | pa.Array, names: Iterable[str]) -> I64:
 
 
 def numbers(column: pa.ChunkedArray | pa.Array) -> F64:
-    """As float64, unknown NaN."""
+    """As float64, unknown NaN; counts beyond 2^53 lose their last digits."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def floats(column: pa.Array) -> F32:
     """As float32, unknown NaN."""
-    known = column if column.null_count == 0 else column.cast(pa.float64())
+    known = column if column.null_count == 0 else column.cast(pa.float64(), safe=False)
     return np.asarray(known.to_numpy(zero_copy_only=False)).astype(np.float32)
 
 

@@ -47,7 +47,7 @@ def one_a_request(store: Store, window: Window, table: pa.Table) -> pa.Table:
         ),
         "decode_s": pc.if_else(
             moved,
-            pc.divide(pc.subtract(columns["last_token_ns"], first_ns).cast(pa.float64()), 1e9),
+            pc.divide(pc.subtract(columns["last_token_ns"], first_ns).cast(pa.float64(), safe=False), 1e9),
             firsts["decode_s"],
         ),
     }
