@@ -23,6 +23,8 @@ SEEDED = "seeded"
 COMPUTED_BLOCKS = 2048
 FIRST_TOKEN_ID = 3
 """Below are the ids that models keep for themselves."""
+MOST_WORKERS, MOST_PROCESSES = 4096, 64
+"""Of a fleet in virtual time, and of one that computes: far beyond what a machine gets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def virtual_run(asked: Asked, model: str, hardware: str, tp: int) -> Ran:
     from engine_probe.engine.roofline.model_shape import find_shape
     from engine_probe.sending.sink import FileSink
 
+    _check_workers(asked.workers, MOST_WORKERS, "each has a pool and a cache of its own to simulate")
     router = RouterSettings(policy=asked.policy)
     if asked.index_delay_s is not None:
         router = replace(router, index_delay_s=asked.index_delay_s)
@@ -110,8 +113,7 @@ def compute_run(asked: Asked, model: str | None) -> Ran:
 
     if importlib.util.find_spec("torch") is None:
         raise UsageError("--compute needs torch, which is not installed: pip install '.[service,engine]'")
-    if asked.workers < 1:
-        raise UsageError(f"a fleet of {asked.workers} workers serves nobody; give 1 or more")
+    _check_workers(asked.workers, MOST_PROCESSES, "each is a process of its own, with torch in it")
     config, blocks = asked.config, COMPUTED_BLOCKS if asked.blocks is None else asked.blocks
     if blocks < 1:
         raise UsageError(f"an engine of {blocks} KV blocks can hold no token")
@@ -163,3 +165,13 @@ def _vocab_size(model: str | None) -> int:
     from engine_probe.engine.torch_executor.checkpoint import read_folder_config
 
     return TINY.vocab_size if model is None else read_folder_config(Path(model)).vocab_size
+
+
+def _check_workers(workers: int, most: int, why: str) -> None:
+    """Raises UsageError for a fleet of none, or of more than this machine gets through."""
+    from engine_probe.errors import UsageError
+
+    if workers < 1:
+        raise UsageError(f"a fleet of {workers} workers serves nobody; give 1 or more")
+    if workers > most:
+        raise UsageError(f"--workers is {workers:,}; give up to {most:,}: {why}")

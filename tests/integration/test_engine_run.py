@@ -96,6 +96,7 @@ def test_workers_that_compute_serve_the_same_traffic(kvscope: Callable[..., Ende
     ("options", "says"),
     [
         (("--workers", "0"), "a fleet of 0 workers"),
+        (("--workers", "1000000"), "--workers is 1,000,000; give up to 4,096"),
         (("--policy", "best"), "known: round_robin"),
         (("--model", "gpt-9"), "gpt-9"),
         (("--hardware", "abacus"), "abacus"),
@@ -112,6 +113,7 @@ def test_workers_that_compute_serve_the_same_traffic(kvscope: Callable[..., Ende
         (("--index-loss", "2"), "loss_ratio is 2.0"),
         (("--compute", "--hardware", "H100", "--tp", "2"), "--hardware and --tp"),
         (("--compute", "--workers", "0"), "a fleet of 0 workers"),
+        (("--compute", "--workers", "65"), "--workers is 65; give up to 64"),
         (("--compute", "--model", "/nowhere"), "/nowhere"),
         (("--trace", "/nowhere.jsonl"), "/nowhere.jsonl"),
         (("--trace", __file__), "line 1"),
