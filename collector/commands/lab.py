@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from collector.lab_runs.playing import known_runs, play_runs, wanted_runs
+from collector.lab_runs.publishing import publish
+from collector.lab_runs.seeds import seed_list
 from collector.terminal.output import JsonOption, emit, emit_json, say
 from collector.terminal.verb_list import VerbList
 from engine_probe.errors import EXIT_FINDING, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from diagnosis.lab.results import Result
-    from diagnosis.lab.run import Order
 
 SeverityOption = Annotated[
     str, typer.Option(help="mild, typical, strong, or a number in the fault's own unit (see `kvscope lab list`).")
@@ -36,7 +36,6 @@ ObserveOption = Annotated[
     ),
 ]
 NUM_REQUESTS = 2000
-MOST_SEEDS = 10_000
 PAGE = Path("docs/confusion-matrix.md")
 
 
@@ -190,13 +189,13 @@ def matrix(
     if data is not None:
         results = of_documents(finished(data).values()) if data.is_dir() else read(data)
     else:
-        wanted = _wanted(fault, seed_list(seeds), severity, requests, independent, observe, whole=whole)
-        taken = [] if known is None else _taken(known, wanted)
-        played = of_documents(_played(without(wanted, taken), folder, processes, keep_rows=keep_rows))
+        wanted = wanted_runs(fault, seed_list(seeds), severity, requests, independent, observe, whole=whole)
+        taken = [] if known is None else known_runs(known, wanted)
+        played = of_documents(play_runs(without(wanted, taken), folder, processes, keep_rows=keep_rows))
         results = sorted([*taken, *played], key=Result.order)
     document = confusion(results)
     if page is not None:
-        _publish(page, document, results, data)
+        publish(page, document, results, data)
     _tell(document, results, json=json)
     missed = any(row["met"] is False for row in document["targets"])
     wrong = any(cell["wrong"] for cell in document["cells"] if cell["has_cause"])
@@ -240,7 +239,7 @@ def calibrate(
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--to: there is no folder {path.parent}; create it first", path=str(path))
     wanted = [order for order in tuning(chosen, requests) if only != "thresholds" or is_null(order.fault)]
-    text = calibrated(_played(wanted, folder, processes), seeds, measured(), only)
+    text = calibrated(play_runs(wanted, folder, processes), seeds, measured(), only)
     path.write_text(text, encoding="utf-8")
     say(f"calibration: {path}")
     if json:
@@ -269,100 +268,6 @@ def coverage(
         raise typer.Exit(EXIT_FINDING)
 
 
-def seed_list(text: str) -> list[int]:
-    """`3`: 1 to 3; `1,5,9`; `101:120` or `101-120`; mixed. Raises UsageError."""
-    found: list[int] = []
-    try:
-        if not any(mark in text for mark in ",:-"):
-            found = list(range(1, min(int(text), MOST_SEEDS + 1) + 1))
-        else:
-            for part in text.replace(":", "-").split(","):
-                first, _, last = part.partition("-")
-                named = range(int(first), int(last or first) + 1)
-                found += named[: MOST_SEEDS + 1]
-    except ValueError as error:
-        raise UsageError(
-            f"--seeds {text!r} is neither a number, nor a list like 1,5,9, nor a range like 101:120"
-        ) from error
-    if not 0 < len(found) <= MOST_SEEDS:
-        told = f"more than {MOST_SEEDS:,}" if found else "no"
-        raise UsageError(f"--seeds {text!r} names {told} seeds; give 1 to {MOST_SEEDS:,}")
-    return found
-
-
-def _wanted(
-    fault: list[str] | None,
-    seeds: list[int],
-    severity: str,
-    requests: int,
-    independent: bool,
-    observe: str,
-    *,
-    whole: bool,
-) -> list[Order]:
-    """The runs that are asked for."""
-    from diagnosis.lab.fault import WORDS
-    from diagnosis.lab.plan import chosen, published
-    from diagnosis.lab.run import Order
-
-    if whole:
-        return published(seeds, requests)
-    levels = WORDS if severity == "all" else (severity,)
-    return chosen(fault, levels, seeds, Order("none", "typical", 1, requests, independent, observe))
-
-
-def _taken(known: Path, wanted: list[Order]) -> list[Result]:
-    """Wanted runs that another matrix finished, where the code is still the same."""
-    from diagnosis.lab.code import code_version, still_true
-    from diagnosis.lab.results import read
-
-    taken, others = still_true(read(known), wanted)
-    say(f"{len(taken)} of {len(wanted)} runs are taken from {known}")
-    if others:
-        say(f"{others} that are there were made by other code than this ({code_version()}) and are played again")
-    return taken
-
-
-def _played(
-    wanted: list[Order], folder: Path, processes: int | None, *, keep_rows: bool = False
-) -> list[dict[str, Any]]:
-    """Results of these runs, by manifest or by playing them, under a bar."""
-    from diagnosis.lab.code import code_version
-    from diagnosis.lab.matrix import finished, run_matrix
-
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give another for the manifest", path=str(folder))
-    done = finished(folder)
-    still_open = sum(order.key() not in done for order in wanted)
-    if still_open < len(wanted):
-        say(f"{len(wanted) - still_open} of {len(wanted)} runs are finished already")
-    others = sum(done[order.key()].get("code") != code_version() for order in wanted if order.key() in done)
-    if others:
-        say(
-            f"{others} of them were made by other code than this ({code_version()}) and are taken as they are; a new folder plays them again"
-        )
-    try:
-        return _with_progress(wanted, folder, still_open, processes, keep_rows, run_matrix)
-    except KeyboardInterrupt:
-        kept = sum(order.key() in finished(folder) for order in wanted)
-        say(f"stopped: {kept} of {len(wanted)} runs are kept in {folder}; the same command goes on from there")
-        raise typer.Exit(EXIT_FINDING) from None
-
-
-def _publish(page: Path, document: dict[str, Any], results: list[Result], data: Path | None) -> None:
-    """The page with its data and its diagram beside it."""
-    from diagnosis.lab.page import page as written
-    from diagnosis.lab.reliability import chart
-    from diagnosis.lab.results import write
-
-    table, diagram = page.with_suffix(".csv"), page.with_suffix(".svg")
-    if data is None or data.resolve() != table.resolve():
-        write(results, table)
-    diagram.write_text(chart(document["reliability"]), encoding="utf-8")
-    page.write_text(written(document, results, table.name, diagram.name), encoding="utf-8")
-    say(f"page: {page}, data: {table}, diagram: {diagram}")
-
-
 def _tell(document: dict[str, Any], results: list[Result], *, json: bool) -> None:
     from dataclasses import asdict
 
@@ -372,41 +277,3 @@ def _tell(document: dict[str, Any], results: list[Result], *, json: bool) -> Non
         emit_json(document | {"results": [asdict(result) for result in results]})
     else:
         emit(render_text(document))
-
-
-def _with_progress(
-    wanted: list[Order],
-    folder: Path,
-    open_cells: int,
-    processes: int | None,
-    keep_rows: bool,
-    run_matrix: Callable[..., list[dict[str, Any]]],
-) -> list[dict[str, Any]]:
-    """The matrix under a bar on stderr, and a line a run where stderr is no terminal; both say how long it will still take."""
-    import sys
-    from itertools import count
-    from time import monotonic
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-        disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    begun, finished_now = monotonic(), count(1)
-    with bar:
-        task = bar.add_task("runs", total=open_cells)
-
-        def told(result: Mapping[str, Any]) -> None:
-            bar.update(task, advance=1, description=f"{result['fault']}: {result['outcome']}")
-            if not console.is_terminal:
-                n = next(finished_now)
-                left_s = (open_cells - n) * (monotonic() - begun) / n
-                say(
-                    f"{result['fault']} {result['severity']} seed {result['seed']}: {result['outcome']} ({result['why']}); "
-                    f"{n} of {open_cells}, about {left_s / 60:.0f} min left"
-                )
-
-        return run_matrix(wanted, folder, processes=processes, keep_rows=keep_rows, on_result=told)

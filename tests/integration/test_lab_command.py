@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collector import cli
-from collector.commands.lab import seed_list
+from collector.lab_runs.seeds import seed_list
 from diagnosis.lab.catalogue import all_faults
 from engine_probe.errors import UsageError
 
