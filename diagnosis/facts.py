@@ -46,6 +46,8 @@ class Gaps:
     tokens: F64
     num_backward: int = 0
     """Requests of which a token is told to have come before the one in front of it; such gaps are left out."""
+    is_even: bool = False
+    """Several tokens came in one chunk, and nobody tells how many in which: `tokens` is the request's mean."""
 
 
 @dataclass(frozen=True, slots=True)

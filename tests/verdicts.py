@@ -237,6 +237,8 @@ def verdict(**known: Any) -> Verdict:
             "ttft_s": 0.03,
             "tpot_s": 0.0,
             "before_engine_s": 0.0,
+            "behind_engine_s": 0.0,
+            "either_way_s": 0.0,
             "prefill_queue_s": 0.0,
             "prefill_s": 0.03,
             "prefill_queue": [None, None],

@@ -8,10 +8,13 @@ from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.facts import Facts
+from diagnosis.ledger.ways import ways
 from diagnosis.telling.wording import number, seconds
 
-PARTS = {"frontend_s": "HTTP and parsing", "tokenize_s": "tokenising", "network_s": "between caller and engine"}
-"""What the time before the engine is made of; the last is the caller's first token less the engine's, and no column."""
+WAY_IN = "network_s"
+"""Where callers and engine are linked, the way in is told apart from the way back (`ledger/ways.py`)."""
+PARTS = {"frontend_s": "HTTP and parsing", "tokenize_s": "tokenising", WAY_IN: "the way into the engine"}
+"""What the time before the engine is made of; the last is no column."""
 RISE = threshold(
     "front_end.rise",
     least=0.001,
@@ -27,9 +30,11 @@ def front_end(case: Case) -> Claim | Excluded | None:
 
     Why: one process parses, templates and tokenises for all, in few threads; near its limit requests queue in it although the
     engine has room. A proxy, a slow upload of a long prompt and a saturated event loop look the same from here.
+    An engine that tells this time as the rest of its TTFT (vLLM's spans) counts the first token's way from its core to that process, too.
 
-    Refuted by: as much time before the engine as in the baseline, or more by no more than the rest of a step, which an engine
-    that takes requests between two steps makes them wait; an engine queue that grew by the same seconds.
+    Refuted by: requests that reach the engine as soon as before, so that the time lies behind it; as much time before the engine as in
+    the baseline, or more by no more than the rest of a step, which an engine that takes requests between two steps makes them wait; an
+    engine queue that grew by the same seconds.
 
     Remedy:
     - vLLM: more front-end processes (--api-server-count), so that tokenising is not one core's work
@@ -61,10 +66,10 @@ def front_end(case: Case) -> Claim | Excluded | None:
         )
     ]
     for name in known:
-        mean, before = (float(np.nanmean(facts.requests.get(name))) for facts in (case.suspect, case.base))
+        mean, before = _means(case, name)
         if mean - before < RISE.least:  # evidence is what is material, whatever chance does
             continue
-        sql = None if name == "network_s" else request_sql(case, case.suspect, f"avg({name}) AS mean_s", name)
+        sql = None if name == WAY_IN else request_sql(case, case.suspect, f"avg({name}) AS mean_s", name)
         evidence.append(
             Evidence(
                 f"{PARTS[name]} took {seconds(mean)} on average ({seconds(before)} in the {case.base_word})",
@@ -84,7 +89,7 @@ def front_end(case: Case) -> Claim | Excluded | None:
                 request_sql(case, case.suspect, "avg(queue_s) AS mean_queue_s", "queue_s"),
             )
         )
-    return Claim(evidence, ("fleet", None), case.when("front_end"), 1.0 if known != ["network_s"] else 0.9)
+    return Claim(evidence, ("fleet", None), case.when("front_end"), 1.0 if known != [WAY_IN] else 0.9)
 
 
 def rest_of_a_step(facts: Facts) -> float:
@@ -93,7 +98,8 @@ def rest_of_a_step(facts: Facts) -> float:
     An engine that looks for new requests between two steps lets them wait that long, and its front end shows the wait.
     Source: the inspection paradox, E[D^2] / 2 E[D].
     """
-    lasted = facts.requests.gaps.gap_s if facts.requests.gaps is not None else np.zeros(0)
+    gaps = facts.requests.gaps
+    lasted = np.zeros(0) if gaps is None else gaps.gap_s / gaps.tokens if gaps.is_even else gaps.gap_s
     if facts.steps is not None and np.isfinite(facts.steps.duration_s).any():
         lasted = facts.steps.duration_s[np.isfinite(facts.steps.duration_s)]
     mean = float(lasted.mean()) if len(lasted) else 0.0
@@ -103,6 +109,16 @@ def rest_of_a_step(facts: Facts) -> float:
 def _knows(case: Case, name: str) -> bool:
     """Whether both windows tell this part."""
     return all(np.isfinite(facts.requests.get(name)).any() for facts in (case.base, case.suspect))
+
+
+def _means(case: Case, name: str) -> tuple[float, float]:
+    """Mean seconds of this part in the (suspect window, baseline); of the way in what is known to be on it."""
+    sides = ((case.suspect, case.base), (case.base, case.suspect))
+    if name == WAY_IN:
+        now, then = (float(ways(facts, other).in_s.mean()) for facts, other in sides)
+    else:
+        now, then = (float(np.nanmean(facts.requests.get(name))) for facts, _ in sides)
+    return now, then
 
 
 def _mean_queue(queue: np.ndarray) -> float | None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from diagnosis.checks.check import NOTHING, RARE, TOLERANCE, Check, is_rare
 from diagnosis.facts import Facts
+from diagnosis.loading.requests import CHUNKED
 from diagnosis.sampled import half_interval, num_requests, rate_of
 from diagnosis.telling.wording import number, percent, seconds
 from engine_probe.events import KINDS
@@ -14,8 +15,6 @@ LOST_SHARE = 0.05
 """Share of the requests that may be lost: what overload loses are the busiest moments, which is no fair sample."""
 COVERED = 0.5
 """Share of the window that lies between its first and its last request, below which that is said."""
-CHUNKED = 0.02
-"""Share of the requests that may get two tokens in one chunk by chance: what waited in a buffer."""
 PROBE = 0.01
 """What recording may take of a step."""
 FEWEST_ARRIVALS = 20
@@ -224,7 +223,8 @@ def chunks(facts: Facts) -> Check | None:
     return Check(
         "chunks",
         "ok",
-        f"{facts.name}: {percent(several)} of requests got several tokens in one chunk; single gaps are an average there",
+        f"{facts.name}: {percent(several)} of requests got several tokens in one chunk; single gaps are an average there"
+        + (", and nobody tells how many tokens each chunk brought" if gaps_.is_even else ""),
     )
 
 

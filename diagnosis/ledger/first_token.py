@@ -5,7 +5,7 @@ Where the queue or the prefill was not observed nothing is split: the seconds st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from diagnosis.ledger.sheet import Sheet, known_or_0
 from diagnosis.ledger.spent import Context
 from diagnosis.ledger.timeline import Spent, Timeline
 from diagnosis.ledger.values import metric_values
+from diagnosis.ledger.ways import Ways, ways
 from diagnosis.statistics.censored import at_least_s
 
 
@@ -66,15 +67,35 @@ def write_ttft(sheet: Sheet, facts: Facts, spent: Spent, lines: Mapping[int, Tim
     rest = sheet.carve(rest, "client_retries", retried)
     if context.pair.offset_s is not None:
         rest = sheet.carve(rest, "fixed_offset", context.pair.offset_s)
-    engine_front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s")) + known_or_0(r.get("network_s"))
-    between = np.minimum(retried, known_or_0(r.get("network_s")))
+    _write_outside(sheet, facts, rest, context.pair.ways or ways(facts), retried)
+
+
+def _write_outside(sheet: Sheet, facts: Facts, left: F64, way: Ways, retried: F64) -> None:
+    """What is left [n] s by where it lies outside the engine's phases: before it, behind it, or either way; the rest is nobody's."""
+    r = facts.requests
+    front = known_or_0(r.get("frontend_s")) + known_or_0(r.get("tokenize_s"))
+    (into, either, back), retried = _less((way.in_s, way.either_s, way.back_s), retried)
     if facts.handover is not None:  # between caller and prefill worker lies the hand-over too
         moved = timelines.sum_of(facts.handover.parts.values(), len(r))
         to_first = known_or_0(facts.handover.first_s - r.engine_first_s)
-        between = between + np.where(facts.handover.before_first, np.maximum(moved, to_first), 0.0)
-    engine_front = np.maximum(engine_front - between, 0.0)
-    rest = sheet.carve(rest, "front_end", engine_front)
-    sheet.add("unexplained", rest)
+        handed = np.where(facts.handover.before_first, np.maximum(moved, to_first), 0.0)
+        (back, either, into, front), _ = _less((back, either, into, front), handed)
+    # a fixed time that was given away lies on one of the ways, too
+    over = np.clip(front + into + either + back - left, 0.0, None)
+    between = into + either + back
+    kept = 1.0 - np.minimum(np.divide(over, between, out=np.zeros(len(r)), where=between > 0), 1.0)
+    left = sheet.carve(left, "front_end", front + into * kept)
+    left = sheet.carve(left, "behind_engine", back * kept)
+    sheet.add("unexplained", sheet.carve(left, "either_way", either * kept))
+
+
+def _less(parts: Sequence[F64], taken: F64) -> tuple[list[F64], F64]:
+    """The parts [n] s without the seconds `taken`, which the first ones bear first; and what no part could bear."""
+    kept = []
+    for part in parts:
+        kept.append(np.maximum(part - taken, 0.0))
+        taken = np.maximum(taken - part, 0.0)
+    return kept, taken
 
 
 def _queue_and_prefill(facts: Facts, at_least: F64) -> tuple[F64, F64, F64]:

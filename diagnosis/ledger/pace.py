@@ -6,13 +6,15 @@ in which some prompt of the same worker was being computed is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnosis.facts import F64, I64, RequestFacts, StepFacts, rows_by_code
+from diagnosis.facts import F64, I64, Bool, RequestFacts, StepFacts, rows_by_code
 from diagnosis.sampled import beside_rate
 
+ALIKE = 0.1
+"""Two windows put their tokens into chunks alike where the mean chunk differs by no more than this share."""
 MIN_QUIET_TOKENS = 4
 """Tokens outside prefills that a request needs for its mean gap to count."""
 
@@ -48,6 +50,24 @@ def running_of(steps: StepFacts) -> float | None:
     return float((running * running).sum() / total) if total > 0 else None
 
 
+def alike_chunks(base: RequestFacts, suspect: RequestFacts) -> tuple[RequestFacts, RequestFacts]:
+    """Both windows' requests with gaps that can be compared, though several tokens came in one chunk and nobody tells in which.
+
+    A mean over a request is free of how its tokens were put together, where that was done alike in both windows. Elsewhere fewer
+    and longer gaps may be another buffer, or drafts that were accepted: they are no step times, and those gaps are left out.
+    """
+    gaps = (base.gaps, suspect.gaps)
+    if gaps[0] is None or gaps[1] is None or not (gaps[0].is_even or gaps[1].is_even):
+        return base, suspect
+    chunk = [float(np.mean(each.tokens)) if len(each.tokens) else 1.0 for each in gaps if each is not None]
+    is_alike = max(chunk) <= (1.0 + ALIKE) * min(chunk)
+    made = [
+        replace(r, gaps=replace(each, is_even=True) if is_alike else None if each.is_even else each)
+        for r, each in ((base, gaps[0]), (suspect, gaps[1]))
+    ]
+    return made[0], made[1]
+
+
 def quiet_gaps(requests: RequestFacts) -> Pace:
     """Gaps between chunks in which no request's prompt finished: pure decode steps."""
     gaps = requests.gaps
@@ -57,7 +77,7 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
     decoded, accepted = requests.get("output_tokens") - 1, requests.get("accepted_tokens")
     if np.isfinite(accepted).any():  # of a step that speculates several tokens come at once
         a_step = np.divide(decoded, decoded - accepted, out=np.ones(len(requests)), where=decoded > accepted)
-        per_token = per_token * a_step[gaps.request]
+        per_token = per_token * (1.0 if gaps.is_even else a_step[gaps.request])
     running = np.empty(len(per_token))
     quiet = np.zeros(len(per_token), dtype=bool)
     gap_rows = rows_by_code(requests.worker[gaps.request], len(requests.worker_names))
@@ -67,8 +87,17 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
         firsts = np.sort(firsts[np.isfinite(firsts)])
         running[rows] = decoding_at(requests, mine, at - gap / 2)
         quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, at - gap, "right")
+    if gaps.is_even:
+        per_token = _means_of(gaps.request, per_token, quiet)
     at = gaps.at_s[quiet]
     return Pace(per_token[quiet], running[quiet], at, gaps.request[quiet], at - gaps.gap_s[quiet] / 2)
+
+
+def _means_of(request: I64, per_token: F64, quiet: Bool) -> F64:
+    """[m] the mean over its request's quiet gaps in place of each gap's own."""
+    count = np.bincount(request[quiet], minlength=int(request.max()) + 1)
+    total = np.bincount(request[quiet], per_token[quiet], minlength=len(count))
+    return np.divide(total, count, out=np.zeros(len(count)), where=count > 0)[request]
 
 
 def mean_gaps(requests: RequestFacts, without: I64 | None = None) -> Pace:

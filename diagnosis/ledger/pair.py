@@ -14,6 +14,7 @@ from diagnosis.ledger.sharing import no_longer_shared
 from diagnosis.ledger.smaller_pool import smaller_pool
 from diagnosis.ledger.speculation import refused_share
 from diagnosis.ledger.usual_reuse import UsualReuse, usual_reuse
+from diagnosis.ledger.ways import Ways, ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Compared:
     refused_share  [n] share of its decode steps that drafts would have saved, were as many accepted as in the other window
     smaller_pool   blocks of the pool in this window and in the other, where they are fewer; None where they are not, or not told
     reuse          what each computed that its kind usually finds cached; None where that is not known, or blocks tell it
+    ways           what lies between its caller and the engine, by the way; None where one window alone is read
     """
 
     tokens: Mapping[str, F64] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Compared:
     refused_share: F64 | float = 0.0
     reuse: UsualReuse | None = None
     smaller_pool: tuple[int, int] | None = None
+    ways: Ways | None = None
 
 
 def compare(base: Facts, suspect: Facts) -> tuple[Compared, Compared]:
@@ -48,6 +51,7 @@ def _compared(facts: Facts, other: Facts, offset_s: F64 | None) -> Compared:
         refused_share(facts, other),
         usual_reuse(facts, other),
         smaller_pool(facts, other),
+        ways(facts, other),
     )
 
 

@@ -18,7 +18,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 10 | waiting through steps of ordinary work: all seats taken, the token budget used up, or bound by what nobody tells | `queue_seats`, `queue_budget`, `queue_load` |
 | 11 | own prefill: the parts above in the same order, by tokens times seconds a token; then the steps it shared | as 4 to 9, `shared_prefill`, `decode_bandwidth` |
 | 12 | own prefill, the rest | `own_prefill` |
-| 13 | own look-up and allocation; own load from a tier; attempts that were given up; a fixed time that no phase tells of; before the engine: HTTP, parsing, network | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `tier_load`, `client_retries`, `fixed_offset`, `front_end` |
+| 13 | own look-up and allocation; own load from a tier; attempts that were given up; a fixed time that no phase tells of; before the engine: HTTP, parsing, the way in; the first token's way back; either way, where clocks do not tell which | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `tier_load`, `client_retries`, `fixed_offset`, `front_end`, `behind_engine`, `either_way` |
 | 13a | hand-over to a decode worker, before or after the first token: bytes under way and the link's queue; no room there; neither; broken ones; its queue | `transfer_wire`, `decode_block_shortage`, `transfer_orchestration`, `transfer_failures`, `decode_queue` |
 | 14 | decode: stalls after preemption, steps shared with prefills, steps that accepted drafts would have saved, fuller batches, the rest | `preemption_recompute`, as 4 to 9, `shared_prefill`, `speculation_collapse`, `decode_bandwidth`, `own_decode` |
 | 15 | time between phases that no phase owns | `unexplained` |
@@ -39,6 +39,8 @@ ROWS: Final[dict[str, str]] = {
     "client_retries": "attempts that the caller gave up before the one that was served",
     "fixed_offset": "a fixed time that no phase tells of",
     "front_end": "before the engine: HTTP, parsing, tokenising, network",
+    "behind_engine": "behind the engine, between its first token and the caller's",
+    "either_way": "between caller and engine, on the way in or on the way back",
     "hotspot_affinity": "at a worker that the router keeps a prefix or tenant at, beyond the best worker",
     "hotspot_straggler": "at a worker whose steps were slower than the others'",
     "hotspot_dead_signal": "at a worker that the router's dead load signal sent too much to, beyond the best worker",
@@ -159,5 +161,14 @@ NEUTRAL: Final = frozenset(
 """Rows that describe work; a cause has to claim them before anybody is to blame."""
 
 UNOBSERVED: Final = frozenset(
-    {"queue_unobserved", "ttft_unobserved", "decode_unobserved", "answer_unobserved", "decode_stall", "reuse_lost"}
+    {
+        "queue_unobserved",
+        "ttft_unobserved",
+        "decode_unobserved",
+        "answer_unobserved",
+        "decode_stall",
+        "reuse_lost",
+        "behind_engine",
+        "either_way",
+    }
 )

@@ -15,7 +15,7 @@ from diagnosis.facts import F64, Facts
 from diagnosis.ledger.drift import Spell
 from diagnosis.ledger.equal_work import Side, compared, stands_out
 from diagnosis.ledger.overheads import without_overheads
-from diagnosis.ledger.pace import decoding_at
+from diagnosis.ledger.pace import alike_chunks, decoding_at
 from diagnosis.ledger.step_costs import MIN_LEVEL, fit_nonnegative, step_costs, step_design
 
 
@@ -73,6 +73,8 @@ class WorkModel:
 def calibrate(base: Facts, suspect: Facts, *, suspect_is_worse: bool = True) -> WorkModel:
     """Fit the model on both windows. `suspect_is_worse`: a slow spell is looked for in the suspect window, else in the baseline."""
     base, suspect = without_overheads(base), without_overheads(suspect)
+    requests = alike_chunks(base.requests, suspect.requests)
+    base, suspect = replace(base, requests=requests[0]), replace(suspect, requests=requests[1])
     sides = (Side(base), Side(suspect))
     found = compared(*sides, suspect_is_worse=suspect_is_worse)
     factor, ratio = None, found.ratio

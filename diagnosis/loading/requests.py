@@ -57,6 +57,14 @@ SERVED_FIRST = "first_token_ns IS NULL, coalesce(attempt, 0) DESC, arrival_ns, o
 """Of several engine rows of one request the one that served it: with a first token, of the last attempt, earliest."""
 
 
+UNSEEN_TOKENS = 1
+"""Output tokens that no chunk shows: the one that ends the answer."""
+
+
+CHUNKED = 0.02
+"""Share of the requests that may get two tokens in one chunk by chance: what waited in a buffer."""
+
+
 JOIN_REACH_NS = 60_000_000_000
 """How far from the window the engine's row of a request is looked for: its clock differs, and it arrives there later."""
 
@@ -206,7 +214,7 @@ def join_vantages(
         prefix=_objects(table["prefix_hash"]),
         finished=done,
         # gaps are compared at equal concurrency, and who ran beside whom is not known where arrivals are assumed
-        gaps=None if num_assumed else _gaps(table, origin),
+        gaps=None if num_assumed else _gaps(table, origin, numbers["output_tokens"]),
         sources=sources,
         engine_rate=_rate(engine) if vantage != "engine" and engine is not None else None,
         num_invalid=invalid,
@@ -281,7 +289,10 @@ def estimate_accepted(requests: RequestFacts, samples: Mapping[str, float]) -> R
     return replace(requests, numbers={**requests.numbers, **found}, sources=sources) if found else requests
 
 
-def _gaps(table: pa.Table, origin: int) -> Gaps | None:
+def _gaps(table: pa.Table, origin: int, output: F64) -> Gaps | None:
+    """The gaps between chunks, each with the tokens that it brought: as `token_counts` tells, else one, or the request's mean where
+    its `output` [n] is more tokens than there are instants.
+    """
     column = table["token_ns"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.list_(pa.int64()))
@@ -297,14 +308,17 @@ def _gaps(table: pa.Table, origin: int) -> Gaps | None:
     starts[0] = True
     gap = np.diff(at, prepend=at[0]) / 1e9
     counts = table["token_counts"].combine_chunks()
-    tokens = np.ones(len(at))
-    if np.array_equal(np.asarray(pc.fill_null(pc.list_value_length(counts), 0)), lengths):
-        tokens = np.asarray(counts.flatten()).astype(float)
+    told = np.asarray(pc.fill_null(pc.list_value_length(counts), 0)) == lengths
+    several = ~told & (lengths > 1) & (output > lengths + UNSEEN_TOKENS)
+    mean = np.divide(output - 1.0, lengths - 1.0, out=np.ones(len(lengths)), where=several)
+    tokens = mean[owner]
+    tokens[told[owner]] = np.asarray(counts.filter(pa.array(told)).flatten()).astype(float)
     # a gap needs both its ends, in order
     whole = ~starts & ~unknown & ~np.roll(unknown, 1)
     keep = whole & (gap >= 0)
     backward = len(np.unique(owner[whole & (gap < 0)]))
-    return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep], backward)
+    is_even = float(several.sum()) > CHUNKED * float((lengths > 1).sum())
+    return Gaps(owner[keep], (at[keep] - origin) / 1e9, gap[keep], tokens[keep], backward, is_even)
 
 
 def seconds_since(column: pa.ChunkedArray, origin: int) -> F64:

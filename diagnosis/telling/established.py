@@ -33,7 +33,7 @@ def of_established(
     unseen = sum(_seconds(r, judged) for r in hidden) / moved if moved else 0.0
     blind = ""
     if unseen > 0.5:
-        where = listing([ROWS[r.cause] for r in hidden if _seconds(r, judged) * moved > 0])
+        where = listing([ROWS[r.cause] + _at(case, r.cause) for r in hidden if _seconds(r, judged) * moved > 0])
         blind = f"{percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}"
         if {r.cause for r in hidden} & MAY_BE_WAITS and "load_step" not in [cause.cause for cause in causes]:
             blind += _more_came(case)
@@ -110,6 +110,12 @@ def _opening_at_mix(case: Case, judged: Judged, delta: Change) -> str:
     )
     direction = "rose" if moved > 0 else "fell"
     return f"At a common mix of requests {what} {direction} by {seconds(abs(moved))} ({interval(bounds)}; raw: {raw})"
+
+
+def _at(case: Case, row: str) -> str:
+    """The worker of several whose requests have nearly all of what lies outside the engine; empty where none has, or it lies in one."""
+    kind, name = case.worker_subject(row) if row in ("behind_engine", "either_way") else ("fleet", None)
+    return f" (requests of {name})" if kind == "worker" and len(case.suspect.requests.worker_names) > 1 else ""
 
 
 def _more_came(case: Case) -> str:

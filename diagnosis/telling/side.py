@@ -1,13 +1,13 @@
 """Which side of the service it is: the rule of thumb that whoever is called at night goes by, worked out and not guessed.
 
-    TTFT moved, TPOT as before   the prefill side: waiting for prefill, prefill itself, or what lies before the engine
+    TTFT moved, TPOT as before   the prefill side: waiting for prefill, prefill itself, or what lies before or behind the engine
     TPOT moved, TTFT as before   the decode side: waiting for decode, fuller batches, slower steps
     both moved                   the batch: prefill and decode share steps, seats and blocks; a trade where they moved against each other
     neither                      nothing to be on a side of
 
-Moved means beyond noise and material. Where TTFT moved the ledger says which part of it: before the engine, in the prefill queue
-(what requests waited before their first step) or in prefill. The queue for prefill and the queue for decode are always two numbers.
-Invariant: the three parts of TTFT sum to its change of the mean.
+Moved means beyond noise and material. Where TTFT moved the ledger says which part of it: before the engine, behind it, on either of the
+two ways, in the prefill queue (what requests waited before their first step) or in prefill. The queue for prefill and the queue for
+decode are always two numbers. Invariant: the parts of TTFT sum to its change of the mean.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ from diagnosis.telling.wording import listing, number, signed
 MATERIAL: Final = 0.05
 """Share of the baseline's mean from which on a change that is beyond noise is one to be on a side of."""
 MOSTLY: Final = 0.5
-"""Share of the change of TTFT that must lie before the engine, before the engine is let off."""
-BEFORE_ENGINE: Final = ("front_end", "client_retries")
-"""Rows of the ledger that lie before the engine."""
+"""Share of the change of TTFT that must lie outside the engine, before the engine is let off."""
+OUTSIDE: Final[Mapping[str, tuple[str, ...]]] = {
+    "before the engine": ("front_end", "client_retries"),
+    "behind the engine": ("behind_engine",),
+    "on one of the ways between caller and engine": ("either_way",),
+}
+"""Rows of the ledger that lie outside the engine, by where."""
+PLACES: Final = (*OUTSIDE, "in the prefill queue", "in prefill")
+"""The parts of TTFT, in the order of the fields of `Side`."""
 SIDES: Final[Mapping[tuple[bool, bool], str]] = {
     (True, False): "prefill",
     (False, True): "decode",
@@ -37,6 +43,8 @@ SIDES: Final[Mapping[tuple[bool, bool], str]] = {
 }
 WORDS: Final = {
     "before_engine": "Before the engine",
+    "behind_engine": "Behind the engine",
+    "outside_engine": "Between caller and engine",
     "prefill": "Prefill side",
     "decode": "Decode side",
     "batch": "Batch, both sides",
@@ -48,10 +56,10 @@ WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """side: before_engine | prefill | decode | batch | trade | neither | unknown.
+    """side: before_engine | behind_engine | outside_engine | prefill | decode | batch | trade | neither | unknown.
 
     ttft_s, tpot_s          change of the mean, None unknown
-    before_engine_s, prefill_queue_s, prefill_s   parts of the change of mean TTFT; None where that is not what is judged
+    before_engine_s, behind_engine_s, either_way_s, prefill_queue_s, prefill_s   parts of the change of mean TTFT; None where that is not what is judged
     prefill_queue, decode_queue   mean requests waiting for each, by the steps: (baseline, suspect), None unknown
     """
 
@@ -60,6 +68,8 @@ class Side:
     ttft_s: float | None
     tpot_s: float | None
     before_engine_s: float | None
+    behind_engine_s: float | None
+    either_way_s: float | None
     prefill_queue_s: float | None
     prefill_s: float | None
     prefill_queue: tuple[float | None, float | None]
@@ -70,9 +80,8 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
     """The side of the change between the windows; the sides of `case` may be exchanged, what is told is suspect - baseline."""
     moved = {name: _moved(name, case, judged, effects) for name in ("ttft", "tpot")}
     ttft, tpot = moved["ttft"], moved["tpot"]
-    parts: tuple[float | None, float | None, float | None] = (None, None, None)
-    if case.metric == "ttft":
-        parts = _parts(case)
+    told = _parts(case) if case.metric in ("ttft", "e2e") else ()
+    parts: Sequence[float | None] = told if case.metric == "ttft" else (None,) * len(PLACES)
     windows = (case.suspect, case.base) if case.ended else (case.base, case.suspect)
     queues = [_queues(facts) for facts in windows]
     waiting = [(queues[0][k], queues[1][k]) for k in (0, 1)]
@@ -85,9 +94,9 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
         if side == "batch" and ttft[0] * tpot[0] < 0:
             side = "trade"
         said = listing([_said(name.upper(), *found) for name, found in (("ttft", ttft), ("tpot", tpot))])
+    if ttft is not None and ttft[1] and side in ("prefill", "trade"):
+        side = _outside(told[: len(OUTSIDE)], ttft[0]) or side  # whose first token is held back gets the later ones the sooner
     if ttft is not None and ttft[1] and parts[0] is not None:
-        if side == "prefill" and parts[0] >= MOSTLY * ttft[0] > 0:
-            side = "before_engine"
         said += f"; of TTFT {_where(parts, ttft[0])}"
     said += _waiting(waiting)
     return Side(
@@ -98,6 +107,8 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
         parts[0],
         parts[1],
         parts[2],
+        parts[3],
+        parts[4],
         waiting[0],
         waiting[1],
     )
@@ -125,23 +136,31 @@ def _moved(name: str, case: Case, judged: Judged, effects: Sequence[Mapping[str,
     return change, moved and abs(change) >= MATERIAL * row["baseline"]
 
 
-def _parts(case: Case) -> tuple[float, float, float]:
-    """Change of mean TTFT before the engine, in the prefill queue, and in prefill, s, in the windows as they are."""
+def _outside(parts: Sequence[float], change_s: float) -> str | None:
+    """The side where most of a rise lies outside the engine: where of that, as far as one place alone has most of it; None elsewhere."""
+    shares = [part / change_s if change_s > 0 else 0.0 for part in parts]
+    for share, side in zip(shares, ("before_engine", "behind_engine"), strict=False):
+        if share >= MOSTLY:
+            return side
+    return "outside_engine" if sum(shares) >= MOSTLY else None
+
+
+def _parts(case: Case) -> tuple[float, ...]:
+    """Change of mean TTFT in each of PLACES, s, in the windows as they are."""
     ledgers = (case.suspect_ledger, case.base_ledger) if case.ended else (case.base_ledger, case.suspect_ledger)
     means = []
     for ledger in ledgers:
-        before = sum(float(ledger.column(name).mean()) for name in BEFORE_ENGINE)
+        outside = [sum(float(ledger.column(name).mean()) for name in names) for names in OUTSIDE.values()]
         queue = float(ledger.first_order.mean())
-        means.append((before, queue, float(ledger.values.mean()) - before - queue))
-    return (means[1][0] - means[0][0], means[1][1] - means[0][1], means[1][2] - means[0][2])
+        means.append((*outside, queue, float(ledger.values.mean()) - sum(outside) - queue))
+    return tuple(now - then for then, now in zip(*means, strict=True))
 
 
 def _where(parts: Sequence[float | None], change: float) -> str:
     """The parts that go with the change, largest first."""
-    names = ("before the engine", "in the prefill queue", "in prefill")
     told = [
         (part, name)
-        for part, name in zip(parts, names, strict=True)
+        for part, name in zip(parts, PLACES, strict=True)
         if part is not None and part * change > 0.01 * change**2
     ]
     told.sort(key=lambda each: -abs(each[0]))

@@ -270,6 +270,24 @@ def test_gaps_between_chunks(
     assert facts.gaps.request.tolist() == [1] * len(gap_s)
 
 
+def test_chunks_tell_their_tokens_or_the_mean_is_taken() -> None:
+    """Seven tokens in three chunks: the counts where they are told, else 6 tokens in 2 gaps; one a chunk, and one that ends it unseen."""
+    streams = {"token_ns": [T0, T0 + NS, T0 + 2 * NS], "output_tokens": 7}
+    told = join_vantages(
+        table(
+            row("a", **streams, token_counts=[1, 4, 2]),
+            row("b", **streams),
+            row("c", **{**streams, "output_tokens": 4}),
+        ),
+        None,
+        "engine",
+        T0,
+    )
+    assert told.gaps is not None
+    assert told.gaps.tokens.tolist() == [4.0, 2.0, 3.0, 3.0, 1.0, 1.0]
+    assert told.gaps.is_even
+
+
 def test_no_chunk_at_all_is_no_gap() -> None:
     """Nobody recorded token times."""
     assert join_vantages(table(row("a")), None, "engine", T0).gaps is None

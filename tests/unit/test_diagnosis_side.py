@@ -87,8 +87,9 @@ def test_moving_against_each_other_is_a_trade() -> None:
 def test_the_parts_of_ttft_sum_to_it() -> None:
     """0.5 s more of waiting in the queue, nothing before the engine, nothing in prefill."""
     found = document(room.blocked())["side"]
-    parts = [found[f"{name}_s"] for name in ("before_engine", "prefill_queue", "prefill")]
-    assert parts == pytest.approx([0.0, 0.5, 0.0], abs=0.01)
+    places = ("before_engine", "behind_engine", "either_way", "prefill_queue", "prefill")
+    parts = [found[f"{place}_s"] for place in places]
+    assert parts == pytest.approx([0.0, 0.0, 0.0, 0.5, 0.0], abs=0.01)
     assert sum(parts) == pytest.approx(found["ttft_s"], abs=1e-9)
 
 
