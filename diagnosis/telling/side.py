@@ -95,7 +95,8 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
             side = "trade"
         said = listing([_said(name.upper(), *found) for name, found in (("ttft", ttft), ("tpot", tpot))])
     if ttft is not None and ttft[1] and side in ("prefill", "trade"):
-        side = _outside(told[: len(OUTSIDE)], ttft[0]) or side  # whose first token is held back gets the later ones the sooner
+        # whose first token is held back gets the later ones the sooner
+        side = _outside(told[: len(OUTSIDE)], ttft[0]) or side
     if ttft is not None and ttft[1] and parts[0] is not None:
         said += f"; of TTFT {_where(parts, ttft[0])}"
     said += _waiting(waiting)
