@@ -124,13 +124,17 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Scheduler steps of a window, [m] each, by worker and time. `at_s` is the end of the step."""
+    """Scheduler steps of a window, [m] each, by worker and time. `at_s` is the end of the step.
+
+    overlaps  of workers with several steps in flight: what their durations, as told, sum to over the time that they cover
+    """
 
     worker: I64
     worker_names: Sequence[str | None]
     at_s: F64
     duration_s: F64
     numbers: Mapping[str, F64]
+    overlaps: Mapping[str | None, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.at_s)

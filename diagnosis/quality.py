@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diagnosis.checks import between as pairs
-from diagnosis.checks import clocks, counters, delivery, integrity, reuse
+from diagnosis.checks import clocks, counters, delivery, integrity, overlap, reuse
 from diagnosis.checks.check import Check
 from diagnosis.facts import Facts
 from diagnosis.telling.wording import number
@@ -20,6 +20,7 @@ PENALTY = {"ok": 1.0, "warning": 0.95, "contradiction": 0.7}
 CHECKS = (
     delivery.gaps,
     delivery.holes,
+    overlap.overlapping_steps,
     delivery.covered,
     clocks.clocks,
     delivery.invalid,

@@ -10,7 +10,9 @@ what others add to it is a fit, and what one row has too much the other has too 
 that is served than one who would have stayed: that is part of what asking again did.
 
 Own work that grew among requests of equal length, and that nobody claims, fills steps too: some of it is the steps that they share with longer
-ones, but where it is nearly all, what waits follows from what nobody names, and not from lengths.
+ones, but where it is nearly all, what waits follows from what nobody names, and not from lengths. Where prompts that nobody disturbs take
+longer at every worker, no router made them so: then own work follows from none of its faults, and what waits only where the fault has
+more seconds. Where more requests came, waiting and own work follow from those, and from whoever asks again, but from nobody else.
 
 Rows go whole, to one cause (a second is blamed once): to the one that has most seconds of its own among those that fill steps,
 where it has LEADS of them or more; where nobody has, they stay unexplained.
@@ -43,18 +45,14 @@ QUEUES = ("queue_load", "queue_seats", "queue_budget", "shared_prefill", "decode
 """Rows that grow with what the steps have to do. A row that a claim owns (a load step's, a smaller budget's) is not among what follows."""
 RESHAPES = frozenset(("queue_budget", "queue_seats"))
 """Rows of those who decide how much a step takes in; what got shorter by that is theirs too."""
-SENDS_ELSEWHERE = frozenset(
-    (
-        "decode_queue",
-        "decode_bandwidth",
-        *HOTSPOTS,
-        "hotspot_stale_index",
-        "hotspot_unreachable_threshold",
-    )
-)
+OF_ROUTER = frozenset((*HOTSPOTS, "hotspot_stale_index", "hotspot_unreachable_threshold"))
+"""Rows of a router's faults, each of its own name."""
+SENDS_ELSEWHERE = frozenset(("decode_queue", "decode_bandwidth", *OF_ROUTER))
 """Rows of those who decide where requests go, or how full batches are; what got shorter is theirs where hardly anybody else is named."""
 GIVES_UP = frozenset(("client_retries",))
 """Rows of those who end a wait that is long: the attempt that is served waits no longer than they bear."""
+ASKS_MORE = frozenset((*QUEUES, *GIVES_UP, *TRAFFIC))
+"""Rows of those who have more requests come, or more asked of each: what waits follows from them where more came."""
 UNSEEN = "ttft_unobserved"
 """Queues and own work that nobody sees: what got shorter of them is theirs, where hardly anybody else is named; what grew may be anybody's."""
 OWN_WORK = ("own_prefill", "own_decode")
@@ -73,12 +71,15 @@ def follows(
     *,
     by_mean: bool,
     same_kind: bool,
+    more_came: bool = False,
+    slower_everywhere: bool = False,
 ) -> tuple[str, list[str]] | None:
     """(the cause, the rows that follow from it); None where nobody leads or nothing follows.
 
     owned_s    seconds of each named cause, of the mean or of the quantile
     taken      rows that some claim owns
     same_kind  both windows are known to have the same mix of requests, their lengths among it
+    more_came  more requests came a worker and second; slower_everywhere: undisturbed prompts take longer at every worker
     """
     reach = FILLS_STEPS | RESHAPES | SENDS_ELSEWHERE
     fills = {name: abs(s) for name, s in owned_s.items() if reach.intersection(rows_of[name])}
@@ -86,15 +87,19 @@ def follows(
         return None
     leader = max(fills, key=lambda name: (fills[name], name))
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
+    by_router = slower_everywhere and bool(OF_ROUTER.intersection(rows_of[leader]))
     nobodys = 0.0
-    if set(TRAFFIC) & set(rows_of[leader]):
+    if by_router or set(TRAFFIC) & set(rows_of[leader]):
         own = [
             row.mean_s if by_mean else row.quantile_s for row in rows if row.name in OWN_WORK and row.name not in taken
         ]
         nobodys = max(sign * sum(own), 0.0)
-    if fills[leader] < LEADS * sum(fills.values()) or fills[leader] < (1.0 - ALONE) * (fills[leader] + nobodys):
+    least = LEADS if by_router else 1.0 - ALONE
+    if fills[leader] < LEADS * sum(fills.values()) or fills[leader] < least * (fills[leader] + nobodys):
         return None
-    wanted = {*QUEUES, *OWN_WORK} if same_kind else set(QUEUES)
+    wanted = {*QUEUES, *OWN_WORK} if same_kind and not by_router else set(QUEUES)
+    if more_came and not ASKS_MORE.intersection(rows_of[leader]):
+        wanted = set()
     alone = fills[leader] >= ALONE * sum(fills.values())
     if reshapes := bool((RESHAPES | SENDS_ELSEWHERE if alone else RESHAPES).intersection(rows_of[leader])):
         wanted.add("slow_steps")

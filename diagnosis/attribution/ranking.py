@@ -14,9 +14,11 @@ import numpy as np
 from diagnosis import quality
 from diagnosis.attribution.passed_on import follows
 from diagnosis.attribution.shapley import Attribution, Row
+from diagnosis.attribution.standing import against, slower_everywhere
 from diagnosis.attribution.traffic import Traffic
 from diagnosis.calibration import stated
 from diagnosis.cause import MATERIAL, Case, Cause, Claim, Evidence, Excluded, all_causes, to_json
+from diagnosis.causes.load_step import GROWTH, rates_a_worker
 from diagnosis.checks.check import Check
 from diagnosis.claims.onset import began
 from diagnosis.facts import Facts
@@ -85,6 +87,7 @@ def rank(
     owner = _owners([cause for cause, _ in claims], {row.cause: row for row in rows})
     excluded: list[dict[str, str]] = []
     kept: list[_Owned] = []
+    more_came = any(cause.name == "load_step" for cause, _ in claims)
     for cause, claim in claims:
         mine = [name for name in cause.rows if owner.get(name) == cause.name]
         if case.traffic is not None and case.traffic.row in mine:
@@ -93,11 +96,15 @@ def rank(
             found = _of_tail(cause, claim, mine, p99, case, judged)
         else:
             found = _of_engine(cause, claim, mine, known, case, judged, stands=judged.changed or tentative)
-        if found.stands and (found.share >= MATERIAL or (found.share > 0.0 and _fills_steps(mine, case))):
+        doubt = against(cause.name, mine, case, judged, more_came=more_came) if found.share >= MATERIAL else None
+        if doubt is not None:  # what it claimed may follow from another
+            owner = {name: who for name, who in owner.items() if who != cause.name}
+            excluded.append({"cause": cause.name, "because": doubt})
+        elif found.stands and (found.share >= MATERIAL or (found.share > 0.0 and _fills_steps(mine, case))):
             kept.append(found)
         else:
             excluded.append(_excluded(found, owner))
-    kept = kept if by_tail else _with_what_follows(kept, owner, case, judged)
+    kept = kept if by_tail else _with_what_follows(kept, owner, case, judged, more_came=more_came)
     excluded += [_excluded(found, owner) for found in kept if found.share < MATERIAL]
     kept = [found for found in kept if found.share >= MATERIAL]
     kept.sort(key=lambda found: (-abs(found.seconds), found.cause.name))
@@ -188,7 +195,9 @@ def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic, j
     return _Owned(cause, claim, mine, seconds, share, stands, 1.0 - traffic.p_value)
 
 
-def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case, judged: Judged) -> list[_Owned]:
+def _with_what_follows(
+    kept: Sequence[_Owned], owner: dict[str, str], case: Case, judged: Judged, *, more_came: bool
+) -> list[_Owned]:
     """The same, one of them with the ordinary queueing that follows from it (`passed_on`); the owner's book is told."""
     found = follows(
         {each.cause.name: each.seconds for each in kept},
@@ -197,6 +206,8 @@ def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case
         case.attribution.rows,
         by_mean=judged.by_mean,
         same_kind=case.mix is not None and not case.mix.shifted and "prompt_tokens" in case.mix.dimension_shift,
+        more_came=more_came,
+        slower_everywhere=slower_everywhere(case.base, case.suspect) is not None,
     )
     if found is None:
         return list(kept)
@@ -207,7 +218,9 @@ def _with_what_follows(kept: Sequence[_Owned], owner: dict[str, str], case: Case
     words = listing([ROWS[row] for row in rows])
     largest = max(rows, key=lambda row: abs(known[row].mean_s))
     with_it = {each.cause.name: each.seconds for each in kept}[name] * more >= 0
-    how = "of it followed from this, for no more requests came" if with_it else "less were waited because of this"
+    before, now = rates_a_worker(case.base, case.suspect)
+    why = "" if more_came or now / before - 1.0 >= GROWTH.value else ", for no more requests came"
+    how = f"of it followed from this{why}" if with_it else "less were waited because of this"
     said = Evidence(
         f"{in_seconds(abs(more))} {how}: {words}",
         more,

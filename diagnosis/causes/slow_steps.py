@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
+from diagnosis.checks.beside import engine_counts, others_beside
 from diagnosis.claims.evidence_sql import median_gap_sql
 from diagnosis.facts import Facts
 from diagnosis.telling.wording import number, percent, seconds
 
 BY_GAPS, BY_MEANS, BY_FLEET = 0.9, 0.6, 0.45
-"""What equal concurrency is worth where no step tells the batch; the last is a guess, and confidence in it is low."""
+"""What equal concurrency is worth where no step tells the batch: by gaps, by means or gaps of callers whose engine does not say that it
+served nobody else, and a guess, in which confidence is low."""
+
+BY_COUNTS = "the engine's own counts beside the recorded requests"
 
 
 @cause("slow_steps", needs=("request.token_ns|step|request.decode_s",), rows=("slow_steps",))
@@ -19,7 +23,8 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
 
     Why: clocks throttled, CPU or memory taken by others, another kernel, attention backend or driver, logging in the loop.
     Compared at equal batch size, in steps that compute no prompt, so neither load nor capacity can cause it. Where only a part of
-    the worse window was slower and its rest as usual, that part is named with its time.
+    the worse window was slower and its rest as usual, that part is named with its time. Without steps the batch is told by the recorded
+    requests: where others ran beside them, fuller batches look the same.
 
     Refuted by: equal step times at equal batch size; a ratio within the drift inside each window.
 
@@ -33,7 +38,10 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     model = case.model
     if model.slow_raw is None:
         return None
-    compared = f"at equal batch size ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
+    beside = () if model.source == "steps" else _others(case)
+    knows_batch = model.source == "steps" or (not beside and _engines_count(case))
+    equal = "at equal batch size" if knows_batch else "with as many recorded requests at once"
+    compared = f"{equal} ({number(model.num_compared)} {'steps' if model.source == 'steps' else 'gaps'} compared, from {model.source})"
     said = f"the same step took {model.slow_raw:.2f} times the {case.base_word}'s time {compared}"
     ratio, noise = model.slow_raw, model.slow_noise
     spell = model.spell if model.spell_in_suspect else None
@@ -55,6 +63,10 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
             BY_CALIBRATION,
         )
     ]
+    evidence += [
+        Evidence(f"{told}: batches that others fill look the same", num, "requests", computed_by=BY_COUNTS)
+        for told, num in beside
+    ]
     gap_s, gap_before_s = _median_gap(case.suspect), _median_gap(case.base)
     if gap_s is not None and gap_before_s is not None:
         evidence.append(
@@ -69,8 +81,13 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
         evidence,
         case.worker_subject("slow_steps"),
         None if spell is None else (spell.start_s, spell.end_s),
-        _strength(case),
+        BY_FLEET if beside else _strength(case),
     )
+
+
+def _others(case: Case) -> list[tuple[str, float]]:
+    """What tells of requests beside the recorded ones in either window, and how many they were."""
+    return [told for told in map(others_beside, (case.base, case.suspect)) if told is not None]
 
 
 def _strength(case: Case) -> float:
@@ -81,7 +98,12 @@ def _strength(case: Case) -> float:
         return 1.0
     if None in names:
         return BY_FLEET
-    return BY_GAPS if case.model.source == "token gaps" else BY_MEANS
+    return BY_GAPS if case.model.source == "token gaps" and _engines_count(case) else BY_MEANS
+
+
+def _engines_count(case: Case) -> bool:
+    """Whether in both windows the engine says how many requests it served."""
+    return engine_counts(case.base) and engine_counts(case.suspect)
 
 
 def _median_gap(facts: Facts) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from diagnosis.facts import BlockTotals, RequestFacts, StepFacts, WorkerFacts
+from diagnosis.facts import F64, I64, BlockTotals, RequestFacts, StepFacts, WorkerFacts, rows_by_code
 from diagnosis.loading.caching_flags import caching_by_flags
 from diagnosis.loading.requests import floats, seconds_since
 from store.evidence import lineage as queries
@@ -32,6 +32,10 @@ STEP_NUMBERS = [
     "alloc_s",
     "probe_s",
 ]
+OVERLAP = 1.2
+"""Durations of a worker's steps over the time that they cover from which on they overlap: clocks and rounding stay far below it."""
+ONE_COUNT = 0.05
+"""Share of the steps whose number may not follow on the one before: above it several schedulers count under one name."""
 
 
 def worker_facts(store: Store, window: Window) -> list[WorkerFacts]:
@@ -56,7 +60,11 @@ def serving(workers: list[WorkerFacts], requests: RequestFacts) -> list[WorkerFa
 
 
 def step_facts(store: Store, window: Window, origin: int) -> StepFacts | None:
-    """Steps by worker and time, seconds after the origin; None where none is stored. Without a duration the time since the step before."""
+    """Steps by worker and time, seconds after the origin; None where none is stored. Without a duration the time since the step before.
+
+    Where a worker has several steps in flight (asynchronous scheduling tells each from its schedule to its output), a step takes
+    the time from the end before it to its own: that is how often tokens come.
+    """
     table = store.rows(
         "step", window, ["worker", "at_ns", "duration_s", "waiting_on", *STEP_NUMBERS], order_by="worker, at_ns"
     )
@@ -74,7 +82,29 @@ def step_facts(store: Store, window: Window, origin: int) -> StepFacts | None:
     between[np.diff(worker, prepend=-2) != 0] = np.nan
     busy = np.nan_to_num(numbers["num_running"]) > 0
     duration = np.where(np.isfinite(duration), duration, np.where(busy, between, np.nan))
-    return StepFacts(worker, tuple(codes.dictionary.to_pylist()), at, duration, numbers)
+    names = tuple(codes.dictionary.to_pylist())
+    duration, overlaps = _without_overlap(worker, names, at, duration, numbers["step"])
+    return StepFacts(worker, names, at, duration, numbers, overlaps)
+
+
+def _without_overlap(
+    worker: I64, names: Sequence[str | None], at_s: F64, duration_s: F64, step: F64
+) -> tuple[F64, dict[str | None, float]]:
+    """(durations [m] of which none reaches before the end of the step before it, `StepFacts.overlaps`).
+
+    Of workers whose steps overlap, and that have one scheduler: of several, each has its own steps.
+    """
+    out, overlaps = duration_s.copy(), dict[str | None, float]()
+    for name, rows in zip((None, *names), rows_by_code(worker + 1, len(names) + 1), strict=True):
+        rows = rows[np.isfinite(duration_s[rows])]
+        told, counted = duration_s[rows], step[rows]
+        if len(rows) < 2 or np.mean(np.diff(counted) <= 0) > ONE_COUNT:
+            continue
+        alone = np.minimum(told, np.diff(at_s[rows], prepend=-np.inf))
+        if float(told.sum()) >= OVERLAP * float(alone.sum()) > 0.0:
+            out[rows] = alone
+            overlaps[name] = float(told.sum()) / float(alone.sum())
+    return out, overlaps
 
 
 def sequences_alone(steps: StepFacts) -> StepFacts:

@@ -16,10 +16,11 @@ def rows(**seconds: float) -> list[Row]:
 
 
 def followed(
-    owned: dict[str, float], told: Sequence[Row], taken: Sequence[str] = (), *, same_kind: bool = True
+    owned: dict[str, float], told: Sequence[Row], taken: Sequence[str] = (), *, same_kind: bool = True, **beside: bool
 ) -> tuple[str, list[str]] | None:
     """Of causes that own the row of their own name."""
-    return follows(owned, {name: [name] for name in owned}, {*owned, *taken}, told, by_mean=True, same_kind=same_kind)
+    rows_of = {name: [name] for name in owned}
+    return follows(owned, rows_of, {*owned, *taken}, told, by_mean=True, same_kind=same_kind, **beside)
 
 
 def test_what_queues_behind_more_work_follows_from_it() -> None:
@@ -99,3 +100,33 @@ def test_who_sends_requests_elsewhere_owns_what_got_shorter_there(row: str) -> N
     """A hotspot costs 40 ms and 15 of shared steps; at the workers that were spared 5 ms of waiting are gone: 50 ms are its doing."""
     told = [*rows(shared_prefill=0.015, queue_load=-0.005), *rows(**{row: 0.04})]
     assert followed({row: 0.04}, told) == (row, ["shared_prefill", "queue_load"])
+
+
+@pytest.mark.parametrize(("own", "mine"), [(0.03, ["queue_load"]), (0.05, None)])
+def test_prompts_that_are_slower_everywhere_follow_from_no_router(own: float, mine: list[str] | None) -> None:
+    """A hotspot has 40 ms; own prefill grew 30 ms at every worker and stays nobody's. At 50 ms it fills more of the steps than the hotspot."""
+    told = rows(hotspot_dead_signal=0.04, own_prefill=own, queue_load=0.02)
+    owned = {"hotspot_dead_signal": 0.04}
+    assert followed(owned, told, slower_everywhere=True) == (mine and ("hotspot_dead_signal", mine))
+    assert followed(owned, told) == ("hotspot_dead_signal", ["own_prefill", "queue_load"])
+
+
+def test_a_slower_machine_takes_what_is_slower_everywhere_along() -> None:
+    """Slower steps are slower everywhere: what is left of prefill is theirs."""
+    told = rows(slow_steps=0.04, own_prefill=0.03)
+    assert followed({"slow_steps": 0.04}, told, slower_everywhere=True) == ("slow_steps", ["own_prefill"])
+
+
+@pytest.mark.parametrize("row", ["hotspot_straggler", "slow_steps", "probe_overhead"])
+def test_nothing_follows_where_more_requests_came(row: str) -> None:
+    """More requests share steps with more, whoever else is named."""
+    told = rows(own_prefill=0.05, queue_load=0.02, **{row: 0.04})
+    assert followed({row: 0.04}, told, more_came=True) is None
+
+
+def test_own_work_follows_from_the_load_where_more_requests_came() -> None:
+    """The queue is the load's by its claim, and so is what sharing steps costs each."""
+    told = rows(queue_load=0.05, own_prefill=0.02)
+    assert followed({"queue_load": 0.05}, told) is None, "a queue alone fills no step"
+    told = rows(decode_bandwidth=0.05, own_prefill=0.02)
+    assert followed({"decode_bandwidth": 0.05}, told, more_came=True) == ("decode_bandwidth", ["own_prefill"])
