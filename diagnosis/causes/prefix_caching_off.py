@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
+from diagnosis.checks.reuse import says_off
 from diagnosis.claims.evidence_sql import HIT_RATE, bounds, counter_sql, request_sql, text
 from diagnosis.facts import Facts
 from diagnosis.quality import caching_is_off, workers_off
@@ -21,7 +22,7 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
 
     Why: a flag, a version default, or a feature that disables caching without saying so.
 
-    Refuted by: cached tokens above zero; a lookup counter that moves.
+    Refuted by: much of the prompts found in a cache, whatever a flag says; a lookup counter that moves.
 
     Remedy:
     - vLLM: --enable-prefix-caching (and no --no-enable-prefix-caching); check features that disable it in the start-up log
@@ -30,17 +31,20 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
     Experiment: switch it on at one worker for ten minutes and compare TTFT of the same prefixes.
     """
     off_now, why_now = caching_is_off(case.suspect)
-    off_then, _ = caching_is_off(case.base)
-    some = [worker for worker in workers_off(case.suspect) if worker not in workers_off(case.base)]
+    off_then, why_then = caching_is_off(case.base)
+    before = {w.worker for w in case.base.workers if w.prefix_caching is False}
+    some = [worker for worker in workers_off(case.suspect) if worker not in before]
     if some and not off_now and not off_then:
         off_now, why_now = (
             True,
             f"{number(len(some))} of {number(len(case.suspect.workers))} workers say that it is off: {listing([str(w) for w in some])}",
         )
     if not off_now:
-        return Excluded(f"prefix caching was on in the {case.suspect_word}: {why_now}")
-    if off_then:
-        return Excluded("prefix caching was off in both windows: 0 tokens came from the cache in either")
+        return Excluded(f"prefix caching is not shown to have been off in the {case.suspect_word}: {why_now}")
+    if off_then or says_off(case.base):
+        return Excluded(
+            f"prefix caching was off in the {case.base_word} too: {why_then}; in the {case.suspect_word} {why_now}"
+        )
     cached, prompt = case.total(case.base, "cached_tokens"), case.total(case.base, "prompt_tokens")
     told = [w for w in case.suspect.workers if w.prefix_caching is False]
     evidence = [

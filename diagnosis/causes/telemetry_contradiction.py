@@ -9,8 +9,9 @@ from diagnosis.telling.wording import number
 
 CERTAIN = 0.95
 """What numbers are worth that exclude each other."""
-BY_TIMES = {"hits_against_times": 0.8, "hits_against_ttft": 0.6}
-"""What one is worth that the times alone exclude, by the check that found it."""
+BY_TIMES = ("hits_against_times", "hits_against_ttft")
+LIKELY = 0.6
+"""What one is worth that the times alone speak against: prefill could have become faster by just as much."""
 HITS = "prefix_hits_tokens_total"
 BY_CHECKS = "the checks of the data, from both windows' rows"
 
@@ -38,7 +39,7 @@ def telemetry_contradiction(case: Case) -> Claim | Excluded | None:
     if not found:
         made = sum(check.about == "telemetry" for check in case.checks)
         return Excluded(f"{made} comparisons of counters, events, requests and times found 0 contradictions")
-    strength = max(BY_TIMES.get(check.check, CERTAIN) for check in found)
+    strength = max(LIKELY if check.check in BY_TIMES else CERTAIN for check in found)
     return Claim([evidence for check in found for evidence in _evidence(case, check)], strength=strength)
 
 

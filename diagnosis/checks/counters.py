@@ -33,6 +33,18 @@ COUNTED = (
 """Counters, what they count, and the column of requests that sums to the same (None: their number)."""
 
 
+def rise(facts: Facts, name: str) -> float | None:
+    """How much a counter rose in the whole window, as fast as between its first and its last reading; None where it was not read."""
+    counted, covered = facts.samples.get(name), facts.samples.get(f"{name}:span_s", 0.0)
+    return counted if counted is None or covered <= 0 else counted * max(facts.duration_s / covered, 1.0)
+
+
+def leave_out(facts: Facts) -> bool:
+    """Whether some of the workers that served were not scraped, though others were: their requests are in no counter."""
+    served = set(facts.requests.worker_names) - {None}
+    return bool(served & facts.scraped_workers) and bool(served - facts.scraped_workers)
+
+
 def usage_range(facts: Facts) -> Check | None:
     """KV usage is a ratio, and blocks in use are no more than there are."""
     low, high = facts.samples.get("kv_usage_ratio:min"), facts.samples.get("kv_usage_ratio:max")
@@ -103,7 +115,13 @@ def negative(facts: Facts) -> Check | None:
 def running(facts: Facts) -> Check | None:
     """A gauge of running requests that reads 0 while requests ran."""
     r, most = facts.requests, facts.samples.get("requests_running:max")
-    if most is None or most > 0 or facts.samples.get("requests_running:n", 0) < FEWEST_SCRAPES or r.num_assumed:
+    if (
+        most is None
+        or most > 0
+        or facts.samples.get("requests_running:n", 0) < FEWEST_SCRAPES
+        or r.num_assumed
+        or leave_out(facts)
+    ):
         return None
     served = np.nansum(
         np.clip(r.end_s - np.where(np.isfinite(r.first_token_s), r.first_token_s, r.arrival_s), 0.0, None)
@@ -123,21 +141,32 @@ def running(facts: Facts) -> Check | None:
 
 
 def still_counters(facts: Facts) -> Check | None:
-    """Counters that were read over most of the window and did not move while rows tell of what they count."""
+    """Counters that were read over most of the window and did not move while rows tell of what they count.
+
+    A stream that its caller cuts is finished to the caller and failed to the engine: what counts as failed is taken off first.
+    """
+    if leave_out(facts):
+        return None
+    r, failed = facts.requests, rise(facts, "requests_failed_total")
+    finished = float(r.finished.sum()) / rate_of(r)
+    cut = max((failed or 0.0) - (num_requests(r) - finished), 0.0)
+    left = max(1.0 - cut / finished, 0.0) if finished else 0.0
     for name, word, column in COUNTED:
         counted, covered = facts.samples.get(name), facts.samples.get(f"{name}:span_s", 0.0)
         if counted is None or counted > 0 or covered < COVERED * facts.duration_s:
             continue
-        told = num_requests(facts.requests) if column is None else total(facts.requests, column)
-        if told is None or told < FEWEST_TOLD:
+        told = finished if column is None else float(np.nansum(r.get(column)[r.finished])) / rate_of(r, column)
+        if told * left < FEWEST_TOLD:
             continue
         return Check(
             "still_counters",
-            "contradiction",
-            f"{facts.name}: the counter {name} stands still, and rows tell of {number(round(told))} {word}",
+            # callers alone do not tell whom the engine takes for one that went away
+            "contradiction" if r.vantage == "engine" or failed is not None else "warning",
+            f"{facts.name}: the counter {name} stands still, and rows tell of {number(round(told * left))} {word}"
+            + (", beside those counted as failed" if failed else ""),
             "telemetry",
             frozenset({f"sample.{name}"}),
-            told,
+            told * left,
             word,
         )
     return None

@@ -2,7 +2,8 @@
 
 Idea: a hit counter that reads 0 is true where nothing was reused, and a lie where requests, steps or the times say otherwise; the
 counter itself looks the same. So each witness is asked apart, and where they part grossly, those who agree outvote the one
-who does not. A contradiction is a witness that saw (nearly) nothing beside one that saw much; smaller differences are warnings.
+who does not. What was found outside the engine's own cache (by a connector, in a slower tier) its hit counter may leave out and be true.
+A contradiction is a witness that saw (nearly) nothing beside one that saw much; smaller differences are warnings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check, differ, is_rare
+from diagnosis.checks.counters import leave_out, rise
 from diagnosis.checks.delivery import handed_over, lost_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
@@ -22,15 +24,35 @@ NONE_OF, MUCH_OF = 0.01, 0.10
 FEWEST_TOKENS = 1000
 """Reused tokens below which nobody is held to account."""
 COUNTERS = ("prefix_hits_tokens_total", "prefix_queries_tokens_total")
-
+OUTSIDE = "external_hits_tokens_total"
+CONNECTORS = frozenset({"kv_connector", "kv_offloading_size"})
+"""Flags of an engine whose requests may find what they ask for in another cache than its own."""
 
 READ = 0.5
 """Share of the window between the first and the last reading of a counter, from which on its rise is that of the window."""
 
 
-def was_read(facts: Facts) -> bool:
-    """Whether the hit counter was read over most of the window: of a single reading, or two close together, no rise tells anything."""
-    return facts.samples.get(f"{COUNTERS[0]}:span_s", np.inf) >= READ * facts.duration_s
+def was_read(facts: Facts, name: str = COUNTERS[0]) -> bool:
+    """Whether the counter was read over most of the window, and of all who served: of a single reading no rise tells anything."""
+    return not leave_out(facts) and facts.samples.get(f"{name}:span_s", np.inf) >= READ * facts.duration_s
+
+
+def says_off(facts: Facts) -> bool:
+    """Whether all workers that tell say that prefix caching is off."""
+    told = [worker.prefix_caching for worker in facts.workers if worker.prefix_caching is not None]
+    return bool(told) and not any(told)
+
+
+def found_outside(facts: Facts) -> float:
+    """Most prompt tokens that were found in other caches than the engine's own; infinite where there are some and nobody tells, else 0."""
+    tiers = [total(facts.requests, f"cached_tokens_{tier}") for tier in ("host", "remote")]
+    counted = rise(facts, OUTSIDE)
+    if counted is not None or any(tier is not None for tier in tiers):
+        return max(counted or 0.0, sum(tier or 0.0 for tier in tiers))
+    has_others = any(CONNECTORS & set(worker.flags) for worker in facts.workers) or facts.samples.get(
+        "tier_read_bytes_total"
+    )
+    return np.inf if has_others else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +75,22 @@ def cached_tokens(facts: Facts) -> Check | None:
         return _self_hits(facts, told, own, counted, error + own_error)
     if max(told, counted) < FEWEST_TOKENS:
         return Check("cached_tokens", "ok", f"{facts.name}: requests and counter agree: almost nothing was cached")
-    off = abs(told - counted) / max(told, counted)
-    statement = f"{facts.name}: cached tokens by request {number(told)}, by the engine's hit counter {number(counted)} ({percent(off)} apart)"
-    if counted == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0 and not handed_over(facts)):
-        silent = "counter" if counted == 0 else "requests"
+    outside = found_outside(facts)
+    # requests may count what they found outside, or leave it out as the counter does
+    meant = min(max(told, counted), counted + outside)
+    off = abs(told - meant) / max(told, meant)
+    statement = (
+        f"{facts.name}: cached tokens by request {number(told)}, by the engine's hit counter {number(counted)}{_beside(outside)} "
+        f"({percent(off)} apart)"
+    )
+    if meant == 0 or (told == 0 and rate_of(facts.requests, "cached_tokens") == 1.0 and not handed_over(facts)):
+        silent = "counter" if meant == 0 else "requests"
         return _between_two(facts, statement, silent, counted if told == 0 else told)
     twice = handed_over(facts)
     if twice and counted > told:
         told_by_both = f"{statement}; of {percent(twice)} of the requests a second worker counts what it found too"
         return Check("cached_tokens", "ok", told_by_both, "telemetry")
-    agree = not differ(told, counted, least=0.0, error=error)
+    agree = not differ(told, meant, least=0.0, error=error)
     touched = None if agree else NUMBERS_OF_REUSE["counter"] | NUMBERS_OF_REUSE["requests"]
     return Check("cached_tokens", "ok" if agree else "warning", statement, "telemetry", touched)
 
@@ -72,13 +100,17 @@ def hit_counter(facts: Facts) -> Check | None:
     counted, asked = (facts.samples.get(name) for name in COUNTERS)
     if counted is None or not asked or np.isfinite(facts.requests.get("cached_tokens")).any() or not was_read(facts):
         return None
-    others = [witness for witness in _witnesses(facts) if witness.kind != "requests"]
+    others = [witness for witness in witnesses(facts) if witness.kind != "requests"]
     if not others:
         return None
     said = listing([f"{number(witness.tokens)} by {witness.words}" for witness in others])
-    statement = f"{facts.name}: {number(counted)} of {number(asked)} looked-up tokens were hits by the engine's counter; reused were {said}"
+    outside = found_outside(facts)
+    statement = (
+        f"{facts.name}: {number(counted)} of {number(asked)} looked-up tokens were hits by the engine's counter{_beside(outside)}; reused "
+        f"were {said}"
+    )
     most, least = max(w.tokens for w in others), min(w.tokens for w in others)
-    if counted <= NONE_OF * asked and _is_much(most, asked):
+    if counted <= NONE_OF * asked and _is_much(most - outside, asked):
         return Check(
             "hit_counter",
             "contradiction",
@@ -102,15 +134,18 @@ def hit_counter(facts: Facts) -> Check | None:
 
 
 def caching_flag(facts: Facts) -> Check | None:
-    """Workers that say that caching is off, and tokens from a cache all the same."""
+    """Workers that say that caching is off, and tokens from their own cache all the same."""
     told = [worker.prefix_caching for worker in facts.workers if worker.prefix_caching is not None]
-    found = max(total(facts.requests, "cached_tokens") or 0.0, facts.samples.get(COUNTERS[0], 0.0))
-    if not told or any(told) or found < FEWEST_TOKENS:
+    by_requests = total(facts.requests, "cached_tokens") or 0.0
+    inside = by_requests - found_outside(facts)
+    found = max(inside if _is_much(inside, by_requests) else 0.0, facts.samples.get(COUNTERS[0], 0.0))
+    if not says_off(facts) or found < FEWEST_TOKENS:
         return None
+    say = "worker says" if len(told) == 1 else "workers say"
     return Check(
         "caching_flag",
         "contradiction",
-        f"{facts.name}: {number(len(told))} workers say that prefix caching is off, and {number(found)} tokens came from a cache",
+        f"{facts.name}: {number(len(told))} {say} that prefix caching is off, and {number(found)} tokens came from a cache",
         "telemetry",
         # whether the cache was on is then what nobody knows, whoever says it
         frozenset({"worker.prefix_caching", "sample.prefix_queries_tokens_total"})
@@ -193,7 +228,7 @@ def client_tokens(facts: Facts) -> Check | None:
     return None
 
 
-def _witnesses(facts: Facts) -> list[Witness]:
+def witnesses(facts: Facts) -> list[Witness]:
     """Everybody who can tell how many prompt tokens were reused, but the hit counter itself."""
     found = []
     cached = total(facts.requests, "cached_tokens")
@@ -227,13 +262,20 @@ def _by_steps(facts: Facts) -> float | None:
     return max(prompt - (float(np.nansum(computed)) - again), 0.0)
 
 
+def _beside(outside: float) -> str:
+    """What stands beside the hit counter; empty where there is no other cache."""
+    if not outside:
+        return ""
+    return f", in other caches {number(outside)}" if np.isfinite(outside) else ", in other caches nobody tells how many"
+
+
 def _is_much(tokens: float, of: float) -> bool:
     return tokens >= max(MUCH_OF * of, FEWEST_TOKENS)
 
 
 def _between_two(facts: Facts, statement: str, silent: str, told: float) -> Check:
     """One of requests and counter says nothing was found, the other says `told` tokens: whom do the others bear out?"""
-    others = [witness for witness in _witnesses(facts) if witness.kind == "steps"]
+    others = [witness for witness in witnesses(facts) if witness.kind == "steps"]
     for_much = [witness for witness in others if witness.tokens >= told / 2]
     for_none = [witness for witness in others if witness.tokens <= NONE_OF * told]
     who = {"counter": "the counter is", "requests": "the requests are"}

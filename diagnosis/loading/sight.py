@@ -35,7 +35,10 @@ def equal_sight(base: Facts, suspect: Facts) -> tuple[Facts, Facts, list[str]]:
         if seen[0] == seen[1]:
             continue
         richer = seen.index(True)
-        pair[richer] = blind(pair[richer])
+        left = blind(pair[richer])
+        if left is pair[richer]:
+            continue
+        pair[richer] = left
         name, other = pair[richer].name, pair[1 - richer].name
         notes.append(f"{what} were seen in the window {name} only, not in {other}, so they are left aside in both")
     return pair[0], pair[1], notes
@@ -101,6 +104,8 @@ def _sees_blocks(facts: Facts) -> bool:
 
 
 def _without_blocks(facts: Facts) -> Facts:
+    if facts.blocks is None:
+        return facts
     hidden = {"block.evicted"} if facts.sharing is not None else {"block.evicted", "request.prompt_blocks"}
     return replace(facts, blocks=None, lineage=None, visible=facts.visible - hidden)
 

@@ -99,7 +99,7 @@ def test_times_tell_where_nobody_else_does(prefill: float, status: str) -> None:
 @pytest.mark.parametrize(("prefill", "status"), [(0.09, "ok"), (0.04, "contradiction")])
 def test_a_counter_that_never_moved(prefill: float, status: str) -> None:
     """Caching was off (nothing looked up) and is on: the counter says 0 hits. Prefill that fell to 0.4 of what it was belies it."""
-    before = replace(plain(0.1), name="baseline")
+    before = replace(plain(0.1, {QUERIES: 0.0, HITS: 0.0}), name="baseline")
     made = between.hits_against_times(plain(prefill, {QUERIES: 10_000.0, HITS: 0.0}), before)
     assert made is not None
     assert made.status == status
