@@ -19,8 +19,8 @@ RISE = threshold(
     says="rise of the mean wait of a look-up",
     why="less than a tenth of a short step, and far above a look-up in a table",
 )
-SIGMAS = 3.0
-"""Standard errors that the rise stands out by: chance reaches so many in one of 700 quiet pairs."""
+SIGMAS = 2.0
+"""Standard errors that the rise stands out by: chance reaches so many in one of 40 quiet pairs, and a rise alone names nobody."""
 STRETCHES = 20
 """Stretches of a window whose mean waits tell the standard error: waits come in bursts, and those of one burst are no more than one."""
 FEWEST = 20
