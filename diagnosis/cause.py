@@ -83,7 +83,8 @@ class Case:
     """Everything a cause may look at. `row(name)` gives the change of a ledger row: (mean s, quantile s).
 
     Where latency fell, the sides are exchanged (`ended`): a cause is then asked what the baseline had and the suspect window
-    has no more. `base_word` and `suspect_word` name the sides truly either way, so evidence uses them.
+    has no more. `base_word` and `suspect_word` name the sides truly either way, so evidence uses them. The traffic's own causes go
+    by the raw change, which may be the other way than the one at a common mix (`of_traffic`).
     """
 
     base: Facts
@@ -98,6 +99,8 @@ class Case:
     quantile: str
     mix: Mix | None = None
     traffic: Traffic | None = None
+    traffic_fell: bool = False
+    """What the traffic's mix did to the raw numbers made them fall."""
     ended: bool = False
     checks: Sequence[Check] = ()
     """What was checked of both windows' data."""
@@ -125,6 +128,10 @@ class Case:
             model=self.model.exchanged(),
             ended=not self.ended,
         )
+
+    def of_traffic(self) -> Case:
+        """The case the way round in which the traffic's own causes are told: by the raw change, whatever there is at a common mix."""
+        return self if self.traffic is None or self.ended == self.traffic_fell else self.exchanged()
 
     def window_of(self, facts: Facts) -> Window:
         """The window that these facts are of."""

@@ -329,6 +329,7 @@ class HandoverFacts:
     num_bytes, wire_s, wait_s, link_s, broke, of   [m] of each transfer; link_s: of the wait, behind others; of: row of its request
     sees_room      whether steps, or scraped usage, tell the decode workers' free blocks
     tells          which of transfer.wait_s, transfer.wire_s and transfer.outcome are known; the last one of recorded transfers alone
+    sees_seats     whether most of what waited while nothing was in the way had a free seat there; seats: by worker, of those that tell
     """
 
     parts: Mapping[str, F64]
@@ -348,6 +349,8 @@ class HandoverFacts:
     of: I64
     sees_room: bool
     tells: frozenset[str] = frozenset(("transfer.wait_s", "transfer.wire_s", "transfer.outcome"))
+    sees_seats: bool = False
+    seats: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

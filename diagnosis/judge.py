@@ -39,7 +39,8 @@ from diagnosis.statistics.censored import Waits, stand_in, waits
 from diagnosis.statistics.comparability import Mix, common_mix
 from diagnosis.statistics.judged import Judged, Repeats, carry, under, weights
 from diagnosis.telling.conclude import WHY_NOT, conclude
-from diagnosis.telling.movement import fell, seems_to_fall
+from diagnosis.telling.movement import fell, seems_to_fall, traffic_fell
+from diagnosis.telling.remedies import engines_of, of_engines
 from diagnosis.telling.side import opening, side_of
 from diagnosis.telling.side_effects import side_effects
 from diagnosis.telling.verdict import Verdict
@@ -107,6 +108,7 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     )
     waiting = tuple(waits(facts, metric, metric_values(facts, metric)) for facts in (base, suspect))
     delta = change(ledger_b, ledger_s, judged, (waiting[0], waiting[1]), quantile)
+    case = replace(case, traffic_fell=traffic_fell(case, judged))
     if fell(case, judged) or seems_to_fall(case, judged, delta):
         case = case.exchanged()
     claims, excluded, unseen = ask_causes(case)
@@ -120,6 +122,8 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         causes = tentative(causes)
     told, untold = answers(claims, causes, case)
     causes, excluded = [*causes, *told], excluded + untold
+    engines = engines_of(base, suspect)
+    causes = [replace(each, remedy=of_engines(each.remedy, engines)) for each in causes]
     side = side_of(case, judged, effects.result())
     return Verdict(
         status=concluded.status,

@@ -41,6 +41,7 @@ def handover(*, broke: int = 0, num_bytes: float = 1e8, **parts: float) -> Hando
         broke=np.arange(N) < broke,
         of=np.arange(N),
         sees_room=True,
+        sees_seats=True,
     )
 
 

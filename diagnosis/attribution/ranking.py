@@ -35,6 +35,7 @@ MOST = 0.5
 """Share of the change from which on a cause that the baseline has not may be named, although few requests carry the change."""
 OVER = "What the baseline had and is over: "
 NOTHING_TO_DO = "nothing: the baseline had it, the suspect window has not"
+CHEAPER = "nothing: these requests take less than the baseline's did"
 CAP_WHEN_TENTATIVE = 0.49
 """Most confidence where the change itself is large but not established: low."""
 CAP_WHEN_FEW = 0.79
@@ -253,15 +254,17 @@ def _named(
 ) -> NamedCause:
     mine = [rows[name] for name in found.rows if name in rows]
     tail = sum(row.p99_s for row in mine)
-    cause = found.cause
+    cause, is_traffic = found.cause, case.traffic is not None and case.traffic.row in found.rows
+    asked = case.of_traffic() if is_traffic else case
+    nothing = CHEAPER if is_traffic else NOTHING_TO_DO
     # a share of a change that went the other way, or nowhere, is no share
     aligned = abs(delta.p99_s) > DUST_S and (delta.p99_s > 0) == (found.seconds > 0)
     return NamedCause(
         cause=cause.name,
         rows=found.rows,
-        summary=(OVER if case.ended else "") + cause.summary(),
+        summary=(OVER if asked.ended and not is_traffic else "") + cause.summary(),
         subject={"kind": found.claim.subject[0], "id": found.claim.subject[1]},
-        interval=_interval_ns(found.claim, case.suspect),
+        interval=_interval_ns(found.claim, asked.suspect),
         share_p99=tail / delta.p99_s if aligned else None,
         mean_s=sum(row.mean_s for row in mine),
         p99_s=tail,
@@ -269,8 +272,8 @@ def _named(
         confidence_word=confidence_word(confidence),
         evidence=[to_json(e) for e in found.claim.evidence],
         refuted_by=cause.paragraph("Refuted by"),
-        remedy=[NOTHING_TO_DO] if case.ended else [*found.claim.advice, *cause.remedies()],
-        ended=case.ended,
+        remedy=[nothing] if asked.ended else [*found.claim.advice, *cause.remedies()],
+        ended=asked.ended,
         certainty=round(certainty, 4),
         began=began,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
@@ -11,20 +13,22 @@ from diagnosis.facts import Facts
 from diagnosis.telling.wording import number, seconds
 
 ROW = "decode_queue"
+WAITING = "waiting for a seat at the decode worker"
 
 
 @cause("decode_backlog", needs=("transfer.wait_s",), rows=(ROW, "decode_bandwidth"))
 def decode_backlog(case: Case) -> Claim | Excluded | None:
-    """Requests whose KV had arrived waited for a seat at the decode workers, and batches there were full.
+    """Prefilled requests waited for a seat at the decode workers, their KV there or not yet sent, and batches there were full.
 
     Why: too few workers decode for what is prefilled, or answers got longer: a seat is held until the answer ends. TPOT goes up and
     TTFT stays, whatever the prefill workers could still take.
 
-    Refuted by: a queue at the prefill workers that grew instead; free seats at the decode workers; KV that had not arrived (then it is
-    the wire, or room); more arrivals in all (then fuller batches are the load's).
+    Refuted by: a queue at the prefill workers that grew instead; free seats at the decode workers; KV that had not arrived though seats were
+    free (then it is the wire, room, or orchestration); more arrivals in all (then fuller batches are the load's).
 
     Remedy:
-    - fleet: let more workers decode and fewer prefill, until both are as busy (Dynamo: the planner moves them)
+    - fleet: let more workers decode and fewer prefill, until both are as busy
+    - Dynamo: the planner moves workers from one to the other
     - vLLM: --max-num-seqs higher on decode workers, where blocks and TPOT allow fuller batches
     - SGLang: --max-running-requests higher on decode workers
     - router: hand over to the worker with the most free seats
@@ -37,10 +41,10 @@ def decode_backlog(case: Case) -> Claim | Excluded | None:
     if found is None or now is None:
         return None
     if not found.grew:
-        return Excluded(quiet(case, found, "waiting at the decode worker with the KV there"))
+        return Excluded(quiet(case, found, WAITING))
     workers = len(now.worker_names)
     evidence = [
-        cost(case, ROW, "waiting at the decode worker with the KV there", found),
+        cost(case, ROW, WAITING, found),
         Evidence(
             f"{number(workers)} workers decoded"
             + ("" if base is None else f" ({number(len(base.worker_names))} in the {case.base_word})"),
@@ -49,6 +53,8 @@ def decode_backlog(case: Case) -> Claim | Excluded | None:
             computed_by="the workers that transfers went to",
         ),
     ]
+    if now.seats:
+        evidence.append(_seats(case, now.seats, {} if base is None else base.seats))
     running, before = _running(case.suspect), _running(case.base)
     if running is not None:
         evidence.append(
@@ -77,6 +83,18 @@ def decode_backlog(case: Case) -> Claim | Excluded | None:
         decode_worker(now, ROW),
         case.when(ROW),
         rows=None if load_grew(case) is None else (ROW,),
+    )
+
+
+def _seats(case: Case, now: Mapping[str, int], before: Mapping[str, int]) -> Evidence:
+    """How many requests the decode workers may run at once."""
+    least = min(now, key=lambda worker: (now[worker], worker))
+    then = f" ({number(before[least])} in the {case.base_word})" if least in before else ""
+    return Evidence(
+        f"{least} has seats for {number(now[least])} requests at once{then}",
+        float(now[least]),
+        "requests",
+        computed_by="the worker's own settings",
     )
 
 

@@ -17,8 +17,8 @@ def hotspot_affinity(case: Case) -> Claim | Excluded | None:
     which nine in ten requests went there; queues as long everywhere.
 
     Remedy:
-    - SGLang: lower --balance-abs-threshold and --balance-rel-threshold, so that the router leaves the cache when queues differ
-    - Dynamo: lower --kv-overlap-score-weight, or raise --router-temperature, so that load counts beside the match
+    - SGLang router: lower --balance-abs-threshold and --balance-rel-threshold, so that the router leaves the cache when queues differ
+    - Dynamo: lower --router-kv-overlap-score-credit, or raise --router-temperature, so that load counts beside the match
     - router: add the load to the score (llm-d: queue-scorer and kv-cache-utilization-scorer beside the prefix scorer), and spill
     - router: replicate a hot prefix on several workers before it is hot (a warming request to each)
     - application: one system prompt a tenant and not one for all, where the shared part is short and only pins

@@ -20,7 +20,7 @@ def hotspot_dead_signal(case: Case) -> Claim | Excluded | None:
     Refuted by: loads that differ between workers or over time; queues that are as short as the loads say.
 
     Remedy:
-    - SGLang: take a router release in which the path in use counts (gRPC counts since pull request 15473), or send over HTTP
+    - SGLang router: take a router release in which the path in use counts (gRPC counts since pull request 15473), or send over HTTP
     - Dynamo: let workers publish their load (they do unless metrics are off) and look at it on the router's /metrics
     - router: count a request when it is sent and when its stream ends, on every path; or poll running + waiting from the engines
     - router: alert when its loads stay equal while the engines' gauges differ

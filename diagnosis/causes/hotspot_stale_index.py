@@ -25,7 +25,7 @@ def hotspot_stale_index(case: Case) -> Claim | Excluded | None:
 
     Remedy:
     - vLLM: --kv-events-config with a replay_endpoint, and a consumer that asks it for what it missed after a restart or a gap
-    - Dynamo: --router-replica-sync for several routers; without reliable events --no-kv-events predicts from the router's own choices
+    - Dynamo: --router-replica-sync for several routers; without reliable events --no-router-kv-events predicts from the router's own choices
     - router: rebuild the index from the engines' snapshot or replay at start, before it is used; count events whose parent is unknown
     - fleet: shorten the path of block events (batching, queues), and let evictions travel first
 

@@ -21,7 +21,7 @@ def hotspot_straggler(case: Case) -> Claim | Excluded | None:
     - host: look at clocks, power, temperature, neighbours and PCIe of that worker's GPU and host, and compare with another's
     - fleet: take it out of the rotation, and repeat one request on it and on a healthy worker
     - Dynamo: route by the workers' own load (--router-mode kv), not by turn
-    - SGLang: --policy power_of_two or cache_aware, whose loads see the queue, not round_robin
+    - SGLang router: --policy power_of_two or cache_aware, whose loads see the queue, not round_robin
     - router: weigh outstanding tokens by each worker's measured rate, not requests
 
     Experiment: send the same request ten times to it and to a healthy worker, nothing else running; compare time per token.

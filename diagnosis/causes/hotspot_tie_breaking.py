@@ -17,7 +17,7 @@ def hotspot_tie_breaking(case: Case) -> Claim | Excluded | None:
 
     Remedy:
     - Dynamo: a --router-temperature above 0 draws among equals
-    - SGLang: lower --balance-abs-threshold and --balance-rel-threshold: past them the least loaded worker is taken
+    - SGLang router: lower --balance-abs-threshold and --balance-rel-threshold: past them the least loaded worker is taken
     - router: break ties by the least load, then at random, never by the place in the list
     - router: shuffle the order of the workers at each decision, where the code cannot be changed
 

@@ -21,8 +21,8 @@ def hotspot_unreachable_threshold(case: Case) -> Claim | Excluded | None:
     held much more of the prompt than the others.
 
     Remedy:
-    - SGLang: lower --cache-threshold below the share of the prompt that really matches
-    - Dynamo: raise --kv-overlap-score-weight (0 turns the prefix off)
+    - SGLang router: lower --cache-threshold below the share of the prompt that really matches
+    - Dynamo: raise --router-kv-overlap-score-credit (0 turns the prefix off, 1 is all)
     - router: state the threshold in tokens, not as a share of the prompt (others: minimum prefix match)
     - application: put what is shared first and keep what differs short, so that the matched share is large
 

@@ -53,7 +53,8 @@ def length_shift(case: Case) -> Claim | Excluded | None:
         if not moved:
             return None
         return Excluded(f"lengths did not move materially (total variation: {', '.join(moved)})")
-    return Claim([*_lengths(case, mix.moved), *shared_load.evidence(case)])
+    as_it_went = case.exchanged() if case.ended else case
+    return Claim([*_lengths(as_it_went, mix.moved), *shared_load.evidence(case)])
 
 
 def _lengths(case: Case, moved: Sequence[str]) -> list[Evidence]:

@@ -51,8 +51,9 @@ def load_step(case: Case) -> Claim | Excluded | None:
     Refuted by: an arrival rate a worker that did not change; steps that got longer for the same work.
 
     Remedy:
-    - fleet: add workers, or shed load earlier (vLLM: --max-num-queued-reqs) so that what is accepted meets its target
-    - vLLM: --max-num-batched-tokens and --max-num-seqs if steps are far from full
+    - fleet: add workers, or shed load earlier so that what is accepted meets its target
+    - vLLM: --max-num-queued-reqs sheds it; --max-num-batched-tokens and --max-num-seqs if steps are far from full
+    - SGLang: --max-queued-requests sheds it; --max-running-requests and --chunked-prefill-size if steps are far from full
     - application: find who sends more (tenant, retries, a new feature), limit or spread it
 
     Experiment: replay the suspect's arrivals at the baseline's rate; if the waiting goes, it was the load.

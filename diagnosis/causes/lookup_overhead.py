@@ -30,7 +30,7 @@ def lookup_overhead(case: Case) -> Claim | Excluded | None:
     Refuted by: look-ups that are as short as in the baseline but for a few that waited; a TTFT that is the same with prefix caching off.
 
     Remedy:
-    - vLLM: a faster hash (--prefix-caching-hash-algo builtin or xxhash where prompts come from one's own application), larger blocks (--block-size)
+    - vLLM: a faster hash (--prefix-caching-hash-algo xxhash or xxhash_cbor where prompts come from one's own application), larger blocks (--block-size)
     - vLLM: --no-enable-prefix-caching on workers whose traffic hits little; it pays for look-ups and gains nothing
     - host: cores for the scheduler's process that nothing else takes
     - application: shorter prompts have fewer blocks to look for

@@ -26,7 +26,7 @@ def mix_shift(case: Case) -> Claim | Excluded | None:
 
     Experiment: compare the percentile within the class that grew (kvscope sql); it must be as in the baseline.
     """
-    mix = case.mix
+    mix, case = case.mix, case.of_traffic()
     if mix is None:
         return None
     if case.traffic is None or case.traffic.row != "mix_shift":

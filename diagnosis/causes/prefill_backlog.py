@@ -32,7 +32,8 @@ def prefill_backlog(case: Case) -> Claim | Excluded | None:
     Refuted by: a queue at the decode workers that grew instead; prefill workers with idle time; more arrivals in all (then it is the load).
 
     Remedy:
-    - fleet: let more workers prefill and fewer decode, until both are as busy (Dynamo: the planner moves them)
+    - fleet: let more workers prefill and fewer decode, until both are as busy
+    - Dynamo: the planner moves workers from one to the other
     - vLLM: --max-num-batched-tokens higher on prefill workers; they have no TPOT to keep
     - SGLang: --chunked-prefill-size larger on prefill workers
     - router: send short prompts to decode workers whole, where these have time

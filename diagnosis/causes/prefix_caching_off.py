@@ -26,6 +26,8 @@ def prefix_caching_off(case: Case) -> Claim | Excluded | None:
 
     Remedy:
     - vLLM: --enable-prefix-caching (and no --no-enable-prefix-caching); check features that disable it in the start-up log
+    - SGLang: no --disable-radix-cache
+    - llama.cpp: --cache-prompt (and no --no-cache-prompt), and no cache_prompt false in requests
     - application: none is needed; prompts already share prefixes
 
     Experiment: switch it on at one worker for ten minutes and compare TTFT of the same prefixes.

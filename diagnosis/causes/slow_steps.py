@@ -31,6 +31,8 @@ def slow_steps(case: Case) -> Claim | Excluded | None:
     Remedy:
     - host: look for thermal or power throttling, CPU steal and noisy neighbours at that time (GPU and host metrics beside the window)
     - vLLM: compare version, --attention-backend, --enforce-eager, compilation and CUDA-graph settings with the baseline's
+    - SGLang: compare version, --attention-backend and --disable-cuda-graph with the baseline's
+    - llama.cpp: compare build, --flash-attn, --n-gpu-layers and --threads with the baseline's
     - fleet: take the slow worker out and repeat the same request on it and on a healthy one
 
     Experiment: send the same single request ten times to the suspect and to a healthy worker, nothing else running; compare ITL.

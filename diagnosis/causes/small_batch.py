@@ -31,6 +31,8 @@ def small_batch(case: Case) -> Claim | Excluded | None:
 
     Remedy:
     - vLLM: raise --max-num-seqs to what the KV blocks can hold at the usual length of prompt and answer; watch TPOT and preemptions
+    - SGLang: raise --max-running-requests likewise
+    - llama.cpp: raise --parallel, and --ctx-size with it where slots share it
     - fleet: more workers, where fuller batches would make TPOT miss its target
     - application: shorter answers (max_tokens, stop sequences) give seats back earlier
 

@@ -8,7 +8,7 @@ from diagnosis.telling.wording import seconds
 
 ROW = "transfer_orchestration"
 WITHOUT_ROOM = 0.45
-"""Strength where nobody tells whether the decode worker had room: a guess between two."""
+"""Strength where nobody tells whether the decode worker had room, or a seat: a guess between two."""
 
 
 @cause(ROW, needs=("transfer.wait_s",), rows=(ROW,))
@@ -18,8 +18,8 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
     Why: the router hears late that a prefill ended, asks in turns, sets up a connection or registers memory each time, or a poll
     interval lies between the two halves. The seconds are the same for small prompts and large ones.
 
-    Refuted by: KV under way meanwhile; a link that carried others; a decode worker without blocks for it; a wait that grows with the
-    size of the prompt.
+    Refuted by: KV under way meanwhile; a link that carried others; a decode worker without blocks or a seat for it; a wait that grows
+    with the size of the prompt.
 
     Remedy:
     - vLLM: keep connections between the workers open (NIXL handshakes at the first hand-over); newest patch release of the connector
@@ -37,13 +37,14 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
         return Excluded(quiet(case, found, "hand-overs in which nothing moved and nothing was in the way"))
     now = case.suspect.handover
     assert now is not None, "seconds of a hand-over come from hand-overs"
+    unknown = [what for what, seen in (("room", now.sees_room), ("a seat", now.sees_seats)) if not seen]
     evidence = [
         cost(
             case,
             ROW,
             "waiting while nothing was in the way"
-            if now.sees_room
-            else "waiting while no byte moved, for orchestration or for room at the decode worker,",
+            if not unknown
+            else f"waiting while no byte moved, for orchestration or for {' or '.join(unknown)} at the decode worker,",
             found,
         ),
         Evidence(
@@ -55,13 +56,13 @@ def transfer_orchestration(case: Case) -> Claim | Excluded | None:
         Evidence(
             f"of that the link carried others for {seconds(float(now.link_s.mean()))}"
             + (
-                ", and room was there"
-                if now.sees_room
-                else "; whether there was room at the decode worker no step and no gauge tells"
+                ", and the decode worker had room and seats"
+                if not unknown
+                else f"; whether there was {' or '.join(unknown)} at the decode worker no step and no gauge tells"
             ),
             float(now.link_s.mean()),
             "s",
             computed_by="each transfer beside those into the same worker",
         ),
     ]
-    return Claim(evidence, case.worker_subject(ROW), case.when(ROW), 1.0 if now.sees_room else WITHOUT_ROOM)
+    return Claim(evidence, case.worker_subject(ROW), case.when(ROW), WITHOUT_ROOM if unknown else 1.0)

@@ -75,7 +75,7 @@ ROWS: Final[dict[str, str]] = {
     "transfer_orchestration": "hand-over to the decode worker while no byte moved and there was room",
     "transfer_failures": "hand-overs that broke, and computing again what they should have brought",
     "decode_block_shortage": "hand-over waiting for KV blocks at the decode worker",
-    "decode_queue": "waiting at the decode worker with its KV there",
+    "decode_queue": "waiting for a seat at the decode worker",
     "speculation_collapse": "steps that accepted drafts would have saved",
     "decode_bandwidth": "fuller batches: each step serves more sequences",
     "own_decode": "decoding at the speed of a single sequence",

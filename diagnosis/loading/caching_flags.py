@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-ON: Final = frozenset({"enable_prefix_caching"})
-OFF: Final = frozenset({"no_enable_prefix_caching", "disable_radix_cache"})
-"""vLLM's and SGLang's names of them."""
+ON: Final = frozenset({"enable_prefix_caching", "cache_prompt", "enable_block_reuse"})
+OFF: Final = frozenset({"no_enable_prefix_caching", "disable_radix_cache", "no_cache_prompt"})
+"""Names of vLLM, llama.cpp and TensorRT-LLM, of vLLM, SGLang and llama.cpp."""
 WORDS: Final = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 

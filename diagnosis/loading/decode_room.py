@@ -1,22 +1,77 @@
-"""Whether the decode worker had blocks enough while a hand-over waited for it: by its steps, else by its scraped usage.
+"""Whether the decode worker had blocks enough, and a seat, while a hand-over waited for it: by its steps, else by scraped gauges.
 
 Each wait is looked at LOOKS times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from diagnosis.facts import F64, I64, StepFacts
+from diagnosis.facts import F64, I64, MAX_SEATS, StepFacts
 from diagnosis.hotspots.columns import numbers
 from diagnosis.loading.requests import reach, seconds_since
+from diagnosis.loading.workers import worker_facts
+from engine_probe.digits import whole_number
 from store.evidence.lineage import window_sql
 from store.interface import Store, Window
 
 LOOKS: Final = 16
-"""Instants of a wait at which the decode worker's blocks are looked at."""
+"""Instants of a wait at which the decode worker's blocks, and what it runs, are looked at."""
+SEATS: Final = ("max_num_seqs", "max_running_requests")
+"""vLLM's and SGLang's settings of how many requests run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """What is known of the decode workers' seats while hand-overs waited.
+
+    num     seats by worker, of those that tell them
+    taken   [m] share of each wait in which as many requests ran as there are seats; NaN where the worker does not tell
+    busiest [m] share in which as many ran as ever in the window, so that nobody can say whether one more had a seat; 1 where nothing tells
+    """
+
+    num: Mapping[str, int]
+    taken: F64
+    busiest: F64
+
+
+def seats_taken(
+    store: Store,
+    window: Window,
+    origin_ns: int,
+    steps: StepFacts | None,
+    names: tuple[str, ...],
+    target: I64,
+    start: F64,
+    end: F64,
+) -> Seats:
+    """The decode workers' seats while [m] hand-overs into `target` waited from `start` to `end`, s since the origin."""
+    num = _seats(store, window, names)
+    taken, busiest = np.full(len(target), np.nan), np.ones(len(target))
+    scraped = None
+    for code, name in enumerate(names):
+        mine = np.flatnonzero(target == code)
+        if len(mine) == 0:
+            continue
+        told = _running(steps, name)
+        if told is None:
+            scraped = scraped or _scraped(store, window, origin_ns, "requests_running")
+            told = scraped.get(name)
+        if told is None:
+            continue
+        at, running = told
+        looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+        after = np.searchsorted(at, looks, "right")
+        # a seat that changes hands is free in the step between
+        meanwhile = np.maximum(running[np.clip(after - 1, 0, None)], running[np.clip(after, None, len(at) - 1)])
+        busiest[mine] = np.mean(meanwhile >= running.max(), axis=1)
+        if name in num:
+            taken[mine] = np.mean(meanwhile >= num[name], axis=1)
+    return Seats(num, taken, busiest)
 
 
 def without_room(
@@ -68,28 +123,22 @@ def without_room_by_gauge(
     short = np.full(len(target), np.nan)
     if not block_size:
         return short
-    condition, params = window_sql(reach(window), "at_ns")
-    table = store.query(
-        f"SELECT worker, at_ns, value FROM sample WHERE {condition} AND name = 'kv_usage_ratio' AND worker IS NOT NULL ORDER BY at_ns",
-        params,
-    )
+    usage = _scraped(store, window, origin_ns, "kv_usage_ratio")
     past, past_params = window_sql(Window(None, window.end_ns, window.run_id), "at_ns")
     pools = store.query(
         f"SELECT worker, arg_max(num_blocks, at_ns) AS size FROM worker WHERE {past} AND num_blocks > 0 GROUP BY worker",
         past_params,
     )
     size = dict(zip(pools["worker"].to_pylist(), pools["size"].to_pylist(), strict=True))
-    of = np.asarray(table["worker"].to_numpy(zero_copy_only=False), dtype=object)
-    at, used = seconds_since(table["at_ns"], origin_ns), numbers(table["value"])
     needed = np.ceil((prompt + 1) / block_size)
     for code, name in enumerate(names):
         mine = np.flatnonzero((target == code) & np.isfinite(needed))
-        scraped = np.flatnonzero(of == name)
-        if name not in size or not len(scraped) or not len(mine):
+        if name not in size or name not in usage or not len(mine):
             continue
-        free = (1.0 - used[scraped]) * size[name]
+        at, used = usage[name]
+        free = (1.0 - used) * size[name]
         looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
-        last = np.clip(np.searchsorted(at[scraped], looks, "right") - 1, 0, None)
+        last = np.clip(np.searchsorted(at, looks, "right") - 1, 0, None)
         short[mine] = np.mean(free[last] < needed[mine, None], axis=1)
     return short
 
@@ -102,6 +151,37 @@ def _free(steps: StepFacts, worker: str) -> tuple[F64, F64] | None:
     known = (steps.worker == list(steps.worker_names).index(worker)) & np.isfinite(total) & np.isfinite(used)
     rows = np.flatnonzero(known)
     return None if len(rows) == 0 else (steps.at_s[rows], total[rows] - used[rows])
+
+
+def _scraped(store: Store, window: Window, origin_ns: int, name: str) -> dict[str, tuple[F64, F64]]:
+    """(instants, values) of a gauge by worker, in order of time."""
+    condition, params = window_sql(reach(window), "at_ns")
+    table = store.query(
+        f"SELECT worker, at_ns, value FROM sample WHERE {condition} AND name = '{name}' AND worker IS NOT NULL ORDER BY at_ns",
+        params,
+    )
+    of = np.asarray(table["worker"].to_numpy(zero_copy_only=False), dtype=object)
+    at, values = seconds_since(table["at_ns"], origin_ns), numbers(table["value"])
+    return {worker: (at[of == worker], values[of == worker]) for worker in dict.fromkeys(of)}
+
+
+def _running(steps: StepFacts | None, worker: str) -> tuple[F64, F64] | None:
+    """(end of each step of the worker, requests that ran in it); None where they do not tell."""
+    if steps is None or worker not in steps.worker_names:
+        return None
+    running = steps.get("num_running")
+    rows = np.flatnonzero((steps.worker == list(steps.worker_names).index(worker)) & np.isfinite(running))
+    return None if len(rows) == 0 else (steps.at_s[rows], running[rows])
+
+
+def _seats(store: Store, window: Window, names: tuple[str, ...]) -> dict[str, int]:
+    """Seats of these workers, of those that tell them."""
+    told = {}
+    for worker in worker_facts(store, window):
+        values = [whole_number(worker.flags[flag], MAX_SEATS) for flag in SEATS if flag in worker.flags]
+        if worker.worker in names and values and values[0]:
+            told[worker.worker] = values[0]
+    return told
 
 
 def queued(steps: StepFacts | None, names: tuple[str, ...], target: I64, end: F64, begun: F64) -> tuple[F64, F64]:

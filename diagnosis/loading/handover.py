@@ -3,13 +3,15 @@
     wire           bytes were under way; or waited for the link, which carried another hand-over up to that instant
     room           nothing moved, and the decode worker had not blocks enough for it; or what came was evicted there before its turn
                    and computed again, or the request preempted
+    seat           nothing moved, there were blocks, and as many requests ran as the decode worker has seats; it is part of queue
     orchestration  nothing moved, and there was room
     failed         a transfer that broke: its wire, what it waited beyond those that went well, before it and behind it, and
                    the time up to it that nothing tells of (until somebody noticed), and what the decode worker then computed again
-    queue          the KV was there, and the decode worker had not begun
+    queue          the KV was there, and the decode worker had not begun; with it what waited for a seat before the KV came
 
 Invariant: of a hand-over these sum (but for stalls after it) to the time from the end of its prefill to its first step at the decode worker. The link
-is looked at in the rows of the transfers; where nobody tells of the decode worker's room (`decode_room`), it is part of orchestration.
+is looked at in the rows of the transfers; where nobody tells of the decode worker's room or seats (`decode_room`), it is part of
+orchestration.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Bool, HandoverFacts, RequestFacts, StepFacts
 from diagnosis.hotspots.columns import numbers
-from diagnosis.loading.decode_room import queued, without_room, without_room_by_gauge
+from diagnosis.loading.decode_room import queued, seats_taken, without_room, without_room_by_gauge
 from diagnosis.loading.moves import moves
 from diagnosis.loading.requests import reach, seconds_since
 from store.evidence.lineage import window_sql
@@ -30,6 +32,8 @@ from store.interface import Store, Window
 
 AT_ONCE_S: Final = 0.0005
 """A transfer that begins this soon after the end of another into the same worker waited for it."""
+MOSTLY: Final = 0.5
+"""Share of what waited while nothing is known to be in the way that must have had a seat, before it is said that seats were free."""
 BROKE: Final = ("fell_back", "failed", "refused")
 
 
@@ -61,13 +65,16 @@ def handovers(
             store, window, requests.origin_ns, names, target, begin - wait + floor, begin, prompt, block_size
         )
     room = np.where(np.isfinite(short), short, 0.0) * np.maximum(wait - floor, 0.0)
-    link = np.minimum(link, np.maximum(wait - room, 0.0))
+    seats = seats_taken(store, window, requests.origin_ns, steps, names, target, begin - wait, begin)
+    seat = np.minimum(np.nan_to_num(seats.taken) * wait, np.maximum(wait - room, 0.0))
+    link = np.minimum(link, np.maximum(wait - room - seat, 0.0))
     begun = seconds_since(table["begun_ns"], requests.origin_ns)
     queue, queue_short = queued(steps, names, target, end, begun)
     computed = numbers(table["computed_tokens"])
     lost = _computed_again(broke, computed, block_size)
     again = _again(broke | lost, numbers(table["prefill_s"]))
-    idle = np.maximum(wait - room - link, 0.0)
+    idle = np.maximum(wait - room - seat - link, 0.0)
+    perhaps = np.where(np.isfinite(seats.taken), 0.0, seats.busiest) * idle
     usual_wait = np.minimum(idle, _usual(idle[~broke]))
     untold = begin - wait - requests.engine_first_s[row]
     unnoticed = idle - usual_wait + np.nan_to_num(np.clip(untold - _usual(untold[~broke]), 0.0, None))
@@ -82,7 +89,7 @@ def handovers(
         + np.nan_to_num(numbers(table["stalled_s"])),
         "transfer_orchestration": np.where(broke, usual_wait, idle),
         "transfer_failures": np.where(broke, wire + again + unnoticed, 0.0),
-        "decode_queue": usual_queue,
+        "decode_queue": usual_queue + seat,
     }
     size = len(requests)
     totals = {name: np.bincount(row, seconds, size).astype(np.float64) for name, seconds in parts.items()}
@@ -111,6 +118,8 @@ def handovers(
         broke=broke,
         of=row,
         sees_room=bool(np.isfinite(short).any()),
+        sees_seats=bool(perhaps.sum() <= MOSTLY * idle.sum()),
+        seats=seats.num,
         tells=_tells(table),
     )
 

@@ -13,7 +13,7 @@ from diagnosis.cause import Case
 from diagnosis.causes.load_step import GROWTH, STANDS_OUT, growth_z, rates_a_worker
 from diagnosis.ledger.rows import ROWS, UNOBSERVED
 from diagnosis.statistics.judged import Judged
-from diagnosis.telling.movement import moved_s
+from diagnosis.telling.movement import moved_s, outweighed
 from diagnosis.telling.phrases import owners, quantile_value
 from diagnosis.telling.verdict import Change, Conclusion, LedgerRow, NamedCause
 from diagnosis.telling.wording import interval, listing, metric_name, number, percent, quantile_name, seconds, signed
@@ -27,16 +27,19 @@ def of_established(
 ) -> Conclusion:
     """The metric changed at the common mix: who owns it, what of it cannot be seen, or why nobody can be named."""
     opening, aside = _opening(case, judged, delta)
-    moved = moved_s(case, judged)
+    moved, against = moved_s(case, judged), outweighed(case, judged)
     told = {row for cause in causes for row in cause.rows if row == "reuse_lost"}  # who names its reason has seen it
     hidden = [r for r in rows if r.cause in UNOBSERVED - told]
     unseen = sum(_seconds(r, judged) for r in hidden) / moved if moved else 0.0
     blind = ""
     if unseen > 0.5:
         where = listing([ROWS[r.cause] + _at(case, r.cause) for r in hidden if _seconds(r, judged) * moved > 0])
-        blind = f"{percent(min(unseen, 1.0))} of the change lies where this setup cannot look: {where}"
+        blind = f"{percent(min(unseen, 1.0))} of {'that' if against else 'the change'} lies where this setup cannot look: {where}"
         if {r.cause for r in hidden} & MAY_BE_WAITS and "load_step" not in [cause.cause for cause in causes]:
             blind += _more_came(case)
+    if against and of_its_rows(causes):
+        parts = [part for part in (owners(case, judged, causes), blind) if part]
+        return Conclusion("explained", opening + (f": {'; '.join(parts)}" if parts else "") + f".{aside}", named=True)
     if causes:
         said = f"{opening}: {owners(case, judged, causes)}"
         if blind:
@@ -66,11 +69,16 @@ def of_traffic_alone(case: Case, judged: Judged, causes: Sequence[NamedCause], d
     opening = f"{what} {direction} from {seconds(before)} to {seconds(after)}"
     found, bounds = (at_mix.delta_mean_s, at_mix.mean_interval_95) if by_mean else (at_mix.delta_s, at_mix.interval_95)
     rest = f"at a common mix of requests it did not change beyond noise ({signed(found)}, {interval(bounds)})"
-    named = [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
+    named = of_its_rows(causes)
     if not named:
         return Conclusion("not_distinguishable", f"{opening}; {rest}.")
     why = ROWS[named[0].rows[0]]
     return Conclusion("explained", f"{opening} because the traffic changed ({why}); {rest}.", named=True)
+
+
+def of_its_rows(causes: Sequence[NamedCause]) -> list[NamedCause]:
+    """Those of the causes that are the traffic's own."""
+    return [c for c in causes if set(c.rows) & set(TRAFFIC_ROWS)]
 
 
 def _opening(case: Case, judged: Judged, delta: Change) -> tuple[str, str]:
@@ -82,6 +90,8 @@ def _opening(case: Case, judged: Judged, delta: Change) -> tuple[str, str]:
     means = f"{seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
     thin = f" {asked} went {asked_change}, but too few independent requests carry an interval for it."
     aside = "" if judged.requested.enough else thin
+    if outweighed(case, judged):
+        return _opening_outweighed(case, judged, delta), aside
     if judged.raw is not None:
         return _opening_at_mix(case, judged, delta), aside
     if judged.by_mean and judged.requested.enough:
@@ -116,6 +126,35 @@ def _at(case: Case, row: str) -> str:
     """The worker of several whose requests have nearly all of what lies outside the engine; empty where none has, or it lies in one."""
     kind, name = case.worker_subject(row) if row in ("behind_engine", "either_way") else ("fleet", None)
     return f" (requests of {name})" if kind == "worker" and len(case.suspect.requests.worker_names) > 1 else ""
+
+
+def _opening_outweighed(case: Case, judged: Judged, delta: Change) -> str:
+    """The raw change first, where the traffic made it and the change at the common mix went the other way."""
+    metric, traffic, found = metric_name(case.metric), case.traffic, judged.significance
+    assert traffic is not None  # narrows: nothing is outweighed where nothing was reweighted
+    by_mean = traffic.by_mean or judged.by_mean
+    what, at_mix = (
+        f"mean {metric}" if each else f"{quantile_name(judged.quantile)} {metric}" for each in (by_mean, judged.by_mean)
+    )
+    owned, (before, after) = (
+        (traffic.mean_s, (seconds(delta.base_mean_s), seconds(delta.suspect_mean_s)))
+        if by_mean
+        else (
+            traffic.quantile_s,
+            (
+                quantile_value(delta.base_judged_s, delta.base_judged_range),
+                quantile_value(delta.suspect_judged_s, delta.suspect_judged_range),
+            ),
+        )
+    )
+    moved, bounds = (
+        (found.delta_mean_s, found.mean_interval_95) if judged.by_mean else (found.delta_s, found.interval_95)
+    )
+    rose, fell = ("rose", "fell") if moved < 0 else ("fell", "rose")
+    return (
+        f"{what[0].upper()}{what[1:]} {rose} from {before} to {after} because the traffic changed ({ROWS[traffic.row]}: {signed(owned)}); at a common mix of "
+        f"requests {'it' if what == at_mix else at_mix} {fell} by {seconds(abs(moved))} ({interval(bounds)})"
+    )
 
 
 def _more_came(case: Case) -> str:

@@ -22,6 +22,25 @@ def fell(case: Case, judged: Judged) -> bool:
     return False
 
 
+def raw_s(case: Case, judged: Judged) -> float:
+    """The raw change, s, by which the traffic is measured; 0 where nothing was reweighted."""
+    if case.traffic is None:
+        return 0.0
+    by_mean = case.traffic.by_mean or (judged.changed and judged.by_mean)
+    return case.traffic.raw_mean_s if by_mean else case.traffic.raw_quantile_s
+
+
+def traffic_fell(case: Case, judged: Judged) -> bool:
+    """Whether the raw numbers changed for the better, which is the way of what the traffic's mix owns of them."""
+    return raw_s(case, judged) < 0
+
+
+def outweighed(case: Case, judged: Judged) -> bool:
+    """Whether the raw numbers went the other way than those at a common mix, both beyond noise: the traffic has more than all of that."""
+    stands = judged.changed and case.traffic is not None and case.traffic.changed
+    return stands and raw_s(case, judged) * moved_s(case, judged) < 0
+
+
 def seems_to_fall(case: Case, judged: Judged, delta: Change) -> bool:
     """Whether what moved much and is not established went down: the mean, else the quantile that was asked for."""
     if judged.changed:

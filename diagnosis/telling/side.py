@@ -21,6 +21,7 @@ import numpy as np
 from diagnosis.cause import Case
 from diagnosis.facts import Facts
 from diagnosis.statistics.judged import Judged
+from diagnosis.telling.movement import outweighed
 from diagnosis.telling.wording import listing, number, signed
 
 MATERIAL: Final = 0.05
@@ -127,6 +128,8 @@ def _moved(name: str, case: Case, judged: Judged, effects: Sequence[Mapping[str,
     if name == case.metric:
         base = case.suspect_ledger if case.ended else case.base_ledger
         change = case.attribution.delta_mean_s
+        if case.traffic is not None and outweighed(case, judged):
+            change = case.traffic.raw_mean_s
         return change, judged.changed and abs(change) >= MATERIAL * float(base.values.mean())
     row = next((row for row in effects if row["metric"] == f"{name}_mean_s"), None)
     if row is None or row.get("changed") is None:

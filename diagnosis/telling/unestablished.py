@@ -32,8 +32,9 @@ def of_what_began(case: Case, judged: Judged, causes: Sequence[NamedCause], delt
     if only_tail(case, judged, delta):
         asked_change = f"{seconds(delta.base_p99_s)} -> {seconds(delta.suspect_p99_s)}"
         means = f"mean {seconds(delta.base_mean_s)} -> {seconds(delta.suspect_mean_s)}"
-        over = "the end of " if case.ended else ""
-        shares = listing([f"{over}{c.cause} owns {share_of(c.share_p99)}" for c in causes[:3]])
+        shares = listing(
+            [f"{'the end of ' if c.ended else ''}{c.cause} owns {share_of(c.share_p99)}" for c in causes[:3]]
+        )
         episodes, side = min(zip(judged.requested.episodes, ("baseline", "suspect window"), strict=True))
         return (
             f"{quantile_name(judged.asked)} {metric} went {asked_change} ({means}): {shares} of it, and the {case.base_word} shows nothing of "

@@ -16,6 +16,7 @@ from diagnosis.cause import Cause, all_causes
 from diagnosis.contradictions import ABOUT
 from diagnosis.judge import judge
 from diagnosis.ledger.rows import ROWS
+from diagnosis.telling.remedies import ENGINES, LAYERS
 from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.events import CANONICAL_SAMPLES, KINDS
@@ -66,12 +67,16 @@ VLLM_OPTIONS = {
 }
 SGLANG_OPTIONS = {
     # names of SGLang's server arguments (python/sglang/srt/server_args.py)
+    "--attention-backend",
+    "--disable-cuda-graph",
+    "--disable-radix-cache",
     "--hicache-ratio",
     "--hicache-size",
     "--hicache-storage-backend",
     "--hicache-storage-prefetch-policy",
     "--hicache-write-policy",
     "--max-loras-per-batch",
+    "--max-queued-requests",
     "--speculative-num-draft-tokens",
     "--speculative-num-steps",
 }
@@ -84,16 +89,39 @@ OTHER_OPTIONS = {
     "--disaggregation-bootstrap-port",
     "--disaggregation-ib-device",
     "--disaggregation-transfer-backend",
-    "--kv-overlap-score-weight",
     "--max-running-requests",
     "--mem-fraction-static",
-    "--no-kv-events",
+    "--no-router-kv-events",
     "--num-reserved-decode-tokens",
     "--policy",
+    "--router-kv-overlap-score-credit",
     "--router-mode",
     "--router-replica-sync",
     "--router-temperature",
 }
+LLAMACPP_OPTIONS = {
+    # names of llama-server's command line (llama.cpp, tools/server/README.md)
+    "--cache-prompt",
+    "--ctx-size",
+    "--flash-attn",
+    "--n-gpu-layers",
+    "--no-cache-prompt",
+    "--parallel",
+    "--threads",
+}
+VALUES = {
+    # of options that take one of a few: vllm/config/cache.py of 0.32, SGLang's server arguments and router, Dynamo's front end
+    "--hicache-storage-prefetch-policy": {"best_effort", "wait_complete", "timeout"},
+    "--hicache-write-policy": {"write_back", "write_through", "write_through_selective"},
+    "--kv-cache-dtype": {"auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"},
+    "--mamba-cache-mode": {"all", "align", "none"},
+    "--policy": {"random", "round_robin", "cache_aware", "power_of_two"},
+    "--prefix-caching-hash-algo": {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"},
+    "--router-mode": {"round-robin", "random", "power-of-two", "kv", "direct", "least-loaded"},
+}
+NO_VALUES = {"and", "which"}
+"""Words after such an option that go on with the sentence."""
+OF_ENGINES = set(ENGINES.values()) | set(LAYERS)
 OURS = {"--policy", "--blocks", "--store", "--run"}
 """Options of `kvscope capacity`, which experiments may name."""
 
@@ -120,14 +148,40 @@ def test_docstring_is_a_runbook(cause: Cause) -> None:
         assert len(cause.paragraph(title)) > 20, title
     assert cause.remedies()
     for remedy in cause.remedies():
-        assert re.match(r"(vLLM|SGLang|Dynamo|fleet|router|application|host): \S", remedy), remedy
+        whom, _, what = remedy.partition(": ")
+        assert whom in OF_ENGINES | {"fleet", "router", "application", "host"}, remedy
+        assert what, remedy
 
 
 @causes
 def test_remedies_name_settings_that_exist(cause: Cause) -> None:
     """An option that is told to a person at night is one that the engine takes."""
     named = set(re.findall(r"--[a-z][a-z-]+", cause.text))
-    assert named <= VLLM_OPTIONS | SGLANG_OPTIONS | OTHER_OPTIONS | OURS
+    assert named <= VLLM_OPTIONS | SGLANG_OPTIONS | LLAMACPP_OPTIONS | OTHER_OPTIONS | OURS
+
+
+@causes
+def test_remedies_name_values_that_exist(cause: Cause) -> None:
+    """An option that takes one of a few values is told with one of them, or with none."""
+    for option, told, other in re.findall(r"(--[a-z][a-z-]+) ([\w-]+)(?: or ([\w-]+))?", " ".join(cause.remedies())):
+        if option in VALUES and told not in NO_VALUES:
+            assert told in VALUES[option], f"{option} {told}"
+            assert other == "" or other in VALUES[option], f"{option} {told} or {other}"
+
+
+@causes
+def test_an_option_stands_in_a_line_of_its_engine(cause: Cause) -> None:
+    """A line for fleet, host or application names no engine and no option, for it is told whatever serves; each cause has such a line."""
+    general = [remedy for remedy in cause.remedies() if remedy.partition(":")[0] not in OF_ENGINES]
+    assert general
+    for remedy in general:
+        assert not re.search(r"--[a-z]", remedy), remedy
+        assert not any(f"{name}:" in remedy for name in OF_ENGINES), remedy
+    for remedy in cause.remedies():
+        if remedy.startswith("vLLM: "):
+            assert set(re.findall(r"--[a-z][a-z-]+", remedy)) <= VLLM_OPTIONS, remedy
+        if remedy.startswith("llama.cpp: "):
+            assert set(re.findall(r"--[a-z][a-z-]+", remedy)) <= LLAMACPP_OPTIONS, remedy
 
 
 @causes

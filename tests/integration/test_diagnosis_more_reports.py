@@ -299,14 +299,17 @@ def test_answers_that_were_not_streamed_are_judged_as_a_whole(tmp_path: Path) ->
 # A decode worker without room, behind a hand-over
 
 
-def handed_over(run: str, seed: int, *, seats: int, tells: str) -> Rows:
-    """300 requests from p0 to d0, which holds the blocks of `seats` of them; the wire takes 15 ms. tells: steps, gauge, nothing."""
+def handed_over(run: str, seed: int, *, seats: int, tells: str, blocks: int | None = None) -> Rows:
+    """300 requests from p0 to d0, which holds the blocks of `seats` of them; the wire takes 15 ms. tells: steps, gauge, nothing.
+
+    blocks: it has that many, and seats for `seats` requests, which it tells where it tells of what runs.
+    """
     rng = np.random.default_rng(seed)
     rows: Rows = {"request": [], "transfer": [], "worker": [], "sample": [], "step": []}
-    pool = seats * 130
+    pool = blocks or seats * 130
     for worker, role, size in (("p0", "prefill", 8000), ("d0", "decode", pool)):
         fact = {"worker": worker, "run_id": run, "at_ns": ns(-1), "role": role, "block_size": 16, "num_blocks": size}
-        rows["worker"].append(fact)
+        rows["worker"].append(fact | ({"flags": {"max_num_seqs": str(seats)}} if blocks and tells != "nothing" else {}))
     at = free_at = 0.0
     held: list[tuple[float, float]] = []
     for i in range(300):
@@ -351,6 +354,7 @@ def handed_over(run: str, seed: int, *, seats: int, tells: str) -> Rows:
             rows["step"].append({**told, **step, "blocks_total": pool, "blocks_used": used})
         if tells == "gauge":
             rows["sample"].append({**told, "name": "kv_usage_ratio", "value": used / pool})
+            rows["sample"].append({**told, "name": "requests_running", "value": float(running)})
     return rows
 
 
@@ -364,6 +368,35 @@ def test_a_decode_worker_without_room_is_no_slow_transfer(tmp_path: Path, tells:
     assert names(verdict)[0] == "decode_block_shortage", verdict.verdict
     assert verdict.causes[0].subject == {"kind": "worker", "id": "d0"}
     assert "transfer_wire" not in names(verdict)
+
+
+@pytest.mark.parametrize("tells", ["steps", "gauge"])
+def test_full_seats_of_a_decode_worker_are_no_orchestration(tmp_path: Path, tells: str) -> None:
+    """12 seats in place of 60 and blocks for many more: hand-overs wait for a seat, by steps or by scraped gauges, and not for nothing."""
+    base, suspect = (
+        handed_over(run, seed, seats=seats, tells=tells, blocks=20_000)
+        for run, seed, seats in (("base", 1, 60), ("suspect", 2, 12))
+    )
+    verdict = verdict_of(tmp_path, base, suspect)
+    assert names(verdict) == ["decode_backlog"], verdict.verdict
+    assert verdict.causes[0].subject == {"kind": "worker", "id": "d0"}
+    assert "d0 has seats for 12 requests at once (60 in the baseline)" in said(verdict)
+    assert sum(row.mean_s for row in verdict.attribution if row.cause == "decode_block_shortage") == 0.0
+
+
+def test_where_seats_are_not_told_a_batch_at_its_most_may_be_full(tmp_path: Path) -> None:
+    """The same with no word on seats: as many run as ever while hand-overs wait, so nobody says that nothing was in the way."""
+    base, suspect = (
+        handed_over(run, seed, seats=seats, tells="steps", blocks=20_000)
+        for run, seed, seats in (("base", 1, 60), ("suspect", 2, 12))
+    )
+    for row in (*base["worker"], *suspect["worker"]):
+        del row["flags"]
+    verdict = verdict_of(tmp_path, base, suspect)
+    assert names(verdict) == ["transfer_orchestration"]
+    assert verdict.causes[0].confidence_word == "low"
+    assert "whether there was a seat at the decode worker no step and no gauge tells" in said(verdict)
+    assert "nothing was in the way" not in said(verdict)
 
 
 def test_without_sight_of_its_room_nobody_is_sure(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from diagnosis.attribution.traffic import Traffic
 from diagnosis.telling.conclude import conclude
-from diagnosis.telling.movement import fell, only_tail, seems_to_fall, suspicious
+from diagnosis.telling.movement import fell, only_tail, outweighed, seems_to_fall, suspicious
 from diagnosis.telling.verdict import Conclusion, LedgerRow, NamedCause
 from diagnosis.telling.wording import tentative
 from tests.verdicts import case, change, judged, named, significance
@@ -174,10 +174,28 @@ def test_an_improvement_names_what_is_over() -> None:
     """P99 fell because a cause that the baseline had is gone."""
     made = case({"premature_eviction": (-0.1, -0.2)}).exchanged()
     delta = change(judged_s=-0.2, base_p99_s=0.3, suspect_p99_s=0.1, base_judged_s=0.3, suspect_judged_s=0.1)
-    found = said(made, delta=delta)
+    found = said(made, causes=[replace(EVICTION, ended=True)], delta=delta)
     assert found.sentence == (
         "P99 TTFT fell from 300 ms to 100 ms (mean 50.0 ms -> 150 ms): the end of premature_eviction owns 100 % of the change."
     )
+
+
+def test_what_the_traffic_outweighs_is_told_behind_it() -> None:
+    """P99 rose by 200 ms, the traffic made 250 of them, and at a common mix it fell by 50: each with its own direction."""
+    shift = traffic(quantile_s=0.25, raw_quantile_s=0.2, mean_s=0.15, raw_mean_s=0.1)
+    made = case({"slow_steps": (-0.05, -0.05)}, traffic=shift).exchanged()
+    found = judged(raw=significance(), delta_s=-0.05, interval_95=(-0.06, -0.04))
+    causes = [named("length_shift"), named("slow_steps", ended=True)]
+    assert outweighed(made, found)
+    concluded = said(made, found, causes)
+    assert concluded == Conclusion(
+        "explained",
+        "P99 TTFT rose from 100 ms to 300 ms because the traffic changed (longer or shorter prompts and answers in the traffic: +250 ms); "
+        "at a common mix of requests it fell by 50.0 ms (-60.0 ms to -40.0 ms): the end of slow_steps owns 100 % of that.",
+        named=True,
+    )
+    assert not outweighed(replace(made, traffic=replace(shift, changed=False)), found)
+    assert not outweighed(replace(made, traffic=None), found)
 
 
 def test_no_change_of_the_quantile() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diagnosis import calibration
-from diagnosis.attribution.ranking import NOTHING_TO_DO, rank
+from diagnosis.attribution.ranking import CHEAPER, NOTHING_TO_DO, rank
 from diagnosis.attribution.traffic import Traffic
 from diagnosis.cause import Cause, Claim, Evidence
 from diagnosis.checks.check import Check
@@ -207,6 +207,20 @@ def test_the_traffic_is_measured_against_the_raw_change() -> None:
     assert [c.cause for c in named] == ["length_shift", "slow_steps"]
     assert [c.share_p99 for c in named] == pytest.approx([0.75, 0.25])
     assert [c.certainty for c in named] == pytest.approx([0.998, 1.0])
+
+
+@pytest.mark.parametrize("fell", [False, True])
+def test_the_traffic_keeps_its_own_direction(fell: bool) -> None:
+    """Raw numbers move by 200 ms because of the traffic; at a common mix 50 ms go the other way, for which the sides are exchanged."""
+    way = -1.0 if fell else 1.0
+    shift = Traffic("length_shift", way * 0.15, way * 0.25, way * 0.1, way * 0.2, True, False, 0.002)
+    made = replace(case({"slow_steps": (way * -0.05, way * -0.05)}, traffic=shift), traffic_fell=fell)
+    rows = {"slow_steps": (way * -0.05, way * -0.05), "length_shift": (way * 0.15, way * 0.25)}
+    claims = [(cause("slow_steps"), claim()), (cause("length_shift"), claim())]
+    named, _ = ranked(rows, claims, made=made if fell else made.exchanged())
+    assert [(c.cause, c.ended) for c in named] == [("length_shift", fell), ("slow_steps", not fell)]
+    assert named[0].summary == "What length_shift is."
+    assert (named[0].remedy == [CHEAPER]) is fell
 
 
 def test_an_interval_in_time_is_told_in_ns() -> None:
