@@ -39,18 +39,20 @@ def at_worker(
                 else "neither its loads, nor its ties, nor a prefix or tenant that stays at one worker explain it"
             )
     facts.append(proof.queue_of(seen, regret, rows, worker, start_ns, end_ns))
+    regret_s, regret_share = cost_of(regret, mine)
     return Hotspot(
-        named.kind,
-        None if named.kind is None else f"hotspot_{named.kind}",
-        {"kind": "worker", "id": name},
-        {"start_ns": start_ns, "end_ns": end_ns},
-        found_ns,
-        *cost_of(regret, mine),
-        len(mine),
-        statement,
-        because,
-        tuple(fact for fact in facts if fact is not None),
-        advise(seen, regret, rows, worker, named, name),
+        kind=named.kind,
+        cause=None if named.kind is None else f"hotspot_{named.kind}",
+        subject={"kind": "worker", "id": name},
+        interval={"start_ns": start_ns, "end_ns": end_ns},
+        detected_ns=found_ns,
+        regret_s=regret_s,
+        regret_share=regret_share,
+        num_requests=len(mine),
+        statement=statement,
+        because=because,
+        evidence=tuple(fact for fact in facts if fact is not None),
+        advice=advise(seen, regret, rows, worker, named, name),
     )
 
 

@@ -26,6 +26,20 @@ SEATS: Final = ("max_num_seqs", "max_running_requests")
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """What [m] hand-overs waited: into worker names[target], from `start` to `end`, s since the origin."""
+
+    names: tuple[str, ...]
+    target: I64
+    start: F64
+    end: F64
+
+    def looks(self, mine: I64) -> F64:
+        """[len(mine), LOOKS] instants in the middle of equal parts of these waits."""
+        return self.start[mine, None] + (self.end - self.start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+
+
+@dataclass(frozen=True, slots=True)
 class Seats:
     """What is known of the decode workers' seats while hand-overs waited.
 
@@ -39,22 +53,13 @@ class Seats:
     busiest: F64
 
 
-def seats_taken(
-    store: Store,
-    window: Window,
-    origin_ns: int,
-    steps: StepFacts | None,
-    names: tuple[str, ...],
-    target: I64,
-    start: F64,
-    end: F64,
-) -> Seats:
-    """The decode workers' seats while [m] hand-overs into `target` waited from `start` to `end`, s since the origin."""
-    num = _seats(store, window, names)
-    taken, busiest = np.full(len(target), np.nan), np.ones(len(target))
+def seats_taken(store: Store, window: Window, origin_ns: int, steps: StepFacts | None, waits: Waits) -> Seats:
+    """The decode workers' seats during these waits."""
+    num = _seats(store, window, waits.names)
+    taken, busiest = np.full(len(waits.target), np.nan), np.ones(len(waits.target))
     scraped = None
-    for code, name in enumerate(names):
-        mine = np.flatnonzero(target == code)
+    for code, name in enumerate(waits.names):
+        mine = np.flatnonzero(waits.target == code)
         if len(mine) == 0:
             continue
         told = _running(steps, name)
@@ -64,7 +69,7 @@ def seats_taken(
         if told is None:
             continue
         at, running = told
-        looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+        looks = waits.looks(mine)
         after = np.searchsorted(at, looks, "right")
         # a seat that changes hands is free in the step between
         meanwhile = np.maximum(running[np.clip(after - 1, 0, None)], running[np.clip(after, None, len(at) - 1)])
@@ -74,32 +79,24 @@ def seats_taken(
     return Seats(num, taken, busiest)
 
 
-def without_room(
-    steps: StepFacts | None,
-    names: tuple[str, ...],
-    target: I64,
-    start: F64,
-    end: F64,
-    prompt: F64,
-    block_size: int | None,
-) -> F64:
+def without_room(steps: StepFacts | None, waits: Waits, prompt: F64, block_size: int | None) -> F64:
     """[m] share of each wait in which the decode worker had fewer blocks free than the prompt needs; NaN where no step tells.
 
     When it was let in there was room: it needed no more than was free then, however many of its blocks were there already.
     """
-    short = np.full(len(target), np.nan)
+    short = np.full(len(waits.target), np.nan)
     if steps is None or not block_size:
         return short
     needed = np.ceil((prompt + 1) / block_size)
-    for code, name in enumerate(names):
-        mine = np.flatnonzero((target == code) & np.isfinite(needed))
+    for code, name in enumerate(waits.names):
+        mine = np.flatnonzero((waits.target == code) & np.isfinite(needed))
         free_at = _free(steps, name)
         if free_at is None or len(mine) == 0:
             continue
         at, free = free_at
-        looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+        looks = waits.looks(mine)
         meanwhile = free[np.clip(np.searchsorted(at, looks, "right") - 1, 0, None)]
-        when_let_in = free[np.clip(np.searchsorted(at, end[mine], "right") - 1, 0, None)]
+        when_let_in = free[np.clip(np.searchsorted(at, waits.end[mine], "right") - 1, 0, None)]
         most = np.minimum(needed[mine], np.maximum(when_let_in, 1.0))
         short[mine] = np.mean(meanwhile < most[:, None], axis=1)
     return short
@@ -109,10 +106,7 @@ def without_room_by_gauge(
     store: Store,
     window: Window,
     origin_ns: int,
-    names: tuple[str, ...],
-    target: I64,
-    start: F64,
-    end: F64,
+    waits: Waits,
     prompt: F64,
     block_size: int | None,
 ) -> F64:
@@ -120,7 +114,7 @@ def without_room_by_gauge(
 
     A scrape is a second old, so what was free when a hand-over was let in is not looked at.
     """
-    short = np.full(len(target), np.nan)
+    short = np.full(len(waits.target), np.nan)
     if not block_size:
         return short
     usage = _scraped(store, window, origin_ns, "kv_usage_ratio")
@@ -131,13 +125,13 @@ def without_room_by_gauge(
     )
     size = dict(zip(pools["worker"].to_pylist(), pools["size"].to_pylist(), strict=True))
     needed = np.ceil((prompt + 1) / block_size)
-    for code, name in enumerate(names):
-        mine = np.flatnonzero((target == code) & np.isfinite(needed))
+    for code, name in enumerate(waits.names):
+        mine = np.flatnonzero((waits.target == code) & np.isfinite(needed))
         if name not in size or name not in usage or not len(mine):
             continue
         at, used = usage[name]
         free = (1.0 - used) * size[name]
-        looks = start[mine, None] + (end - start)[mine, None] * (np.arange(LOOKS) + 0.5) / LOOKS
+        looks = waits.looks(mine)
         last = np.clip(np.searchsorted(at, looks, "right") - 1, 0, None)
         short[mine] = np.mean(free[last] < needed[mine, None], axis=1)
     return short

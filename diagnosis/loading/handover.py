@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Bool, HandoverFacts, RequestFacts, StepFacts
 from diagnosis.hotspots.columns import numbers
-from diagnosis.loading.decode_room import queued, seats_taken, without_room, without_room_by_gauge
+from diagnosis.loading.decode_room import Waits, queued, seats_taken, without_room, without_room_by_gauge
 from diagnosis.loading.moves import moves
 from diagnosis.loading.requests import reach, seconds_since
 from store.evidence.lineage import window_sql
@@ -59,13 +59,12 @@ def handovers(
     broke = np.asarray(pc.fill_null(pc.is_in(table["outcome"], value_set=pa.array(BROKE)), False))
     link, floor = _behind_others(target, begin, end, wait)
     prompt = requests.get("prompt_tokens")[row]
-    short = without_room(steps, names, target, begin - wait + floor, begin, prompt, block_size)
+    unlinked = Waits(names, target, begin - wait + floor, begin)
+    short = without_room(steps, unlinked, prompt, block_size)
     if not np.isfinite(short).any():
-        short = without_room_by_gauge(
-            store, window, requests.origin_ns, names, target, begin - wait + floor, begin, prompt, block_size
-        )
+        short = without_room_by_gauge(store, window, requests.origin_ns, unlinked, prompt, block_size)
     room = np.where(np.isfinite(short), short, 0.0) * np.maximum(wait - floor, 0.0)
-    seats = seats_taken(store, window, requests.origin_ns, steps, names, target, begin - wait, begin)
+    seats = seats_taken(store, window, requests.origin_ns, steps, Waits(names, target, begin - wait, begin))
     seat = np.minimum(np.nan_to_num(seats.taken) * wait, np.maximum(wait - room, 0.0))
     link = np.minimum(link, np.maximum(wait - room - seat, 0.0))
     begun = seconds_since(table["begun_ns"], requests.origin_ns)
