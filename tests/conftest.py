@@ -74,6 +74,15 @@ def kvscope(capsysbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Ended]:
     return run
 
 
+@pytest.fixture(scope="module")
+def few_replicates() -> Iterator[None]:
+    """A module's verdicts with fewer replicates: for tests that look at many verdicts, and at no interval."""
+    from tests import diagnosed
+
+    with diagnosed.few_replicates():
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A running PostgreSQL, shared by the session; skips or fails as `require("postgres")` does."""

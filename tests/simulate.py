@@ -17,6 +17,11 @@ T0_NS = 1_780_000_000_000_000_000
 Rows = dict[str, list[dict[str, Any]]]
 
 
+def ns(at_s: float) -> int:
+    """The instant `at_s` seconds after T0_NS."""
+    return T0_NS + round(at_s * 1e9)
+
+
 @dataclass(frozen=True)
 class Setup:
     """One run. Rates in requests/s, times in seconds, lengths in tokens."""
@@ -127,7 +132,7 @@ class Engine:
             self.rows["step"].append(
                 {
                     "worker": s.worker,
-                    "at_ns": _ns(now),
+                    "at_ns": ns(now),
                     "step": step,
                     "duration_s": duration,
                     "alloc_s": 0.0,
@@ -317,17 +322,17 @@ class Engine:
         self.rows["request"].append(
             {
                 "worker": self.s.worker,
-                "at_ns": _ns(now),
+                "at_ns": ns(now),
                 "request_id": r.id,
                 "vantage": "engine",
                 "state": "finished",
                 "engine": "simulated",
-                "arrival_ns": _ns(r.arrival - self.s.front_s),
-                "first_scheduled_ns": _ns(scheduled),
-                "first_token_ns": _ns(first),
-                "last_token_ns": _ns(r.tokens[-1]),
-                "end_ns": _ns(now),
-                "token_ns": [_ns(t) for t in r.tokens],
+                "arrival_ns": ns(r.arrival - self.s.front_s),
+                "first_scheduled_ns": ns(scheduled),
+                "first_token_ns": ns(first),
+                "last_token_ns": ns(r.tokens[-1]),
+                "end_ns": ns(now),
+                "token_ns": [ns(t) for t in r.tokens],
                 "frontend_s": self.s.front_s,
                 "cache_lookup_s": 0.0,
                 "retry_count": 0,
@@ -350,7 +355,7 @@ class Engine:
         self.rows["block"].append(
             {
                 "worker": self.s.worker,
-                "at_ns": _ns(now),
+                "at_ns": ns(now),
                 "change": change,
                 "block_hash": block,
                 "num_tokens": self.s.block_size,
@@ -368,15 +373,13 @@ class Engine:
             "kv_usage_ratio": 1 - (self.free + len(self.cached)) / self.s.num_blocks,
         }
         for name, value in values.items():
-            self.rows["sample"].append(
-                {"worker": self.s.worker, "at_ns": _ns(now), "name": name, "value": float(value)}
-            )
+            self.rows["sample"].append({"worker": self.s.worker, "at_ns": ns(now), "name": name, "value": float(value)})
 
     def _worker_row(self) -> None:
         self.rows["worker"].append(
             {
                 "worker": self.s.worker,
-                "at_ns": _ns(self.s.start_s - 2.0),
+                "at_ns": ns(self.s.start_s - 2.0),
                 "engine": "simulated",
                 "block_size": self.s.block_size,
                 "num_blocks": self.s.num_blocks,
@@ -386,7 +389,7 @@ class Engine:
         )
         if not self.s.warm:
             self.rows["mark"].append(
-                {"at_ns": _ns(self.s.start_s), "mark": "worker_up", "subject": self.s.worker, "text": "worker started"}
+                {"at_ns": ns(self.s.start_s), "mark": "worker_up", "subject": self.s.worker, "text": "worker started"}
             )
 
 
@@ -451,7 +454,3 @@ def _without(row: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def _hash(kind: int, number: int) -> int:
     """A distinct 64-bit number that looks like a hash (odd multiplier: a bijection)."""
     return (number * 4 + kind) * 0x9E3779B97F4A7C15 % (1 << 64)
-
-
-def _ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
 from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
-from tests.diagnosed import few_replicates
 from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
@@ -126,10 +124,7 @@ OURS = {"--policy", "--blocks", "--store", "--run"}
 """Options of `kvscope capacity`, which experiments may name."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 causes = pytest.mark.parametrize("cause", all_causes().values(), ids=list(all_causes()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import Rows, Setup, at_level, simulate
 
 USUAL = Setup(num_requests=400, rate=3.0, seats=16)
@@ -16,10 +15,7 @@ TWICE = {"rate": 6.0, "num_requests": 600}
 """16 seats of which 6 are taken: below the knee, and prompts are computed beside more answers."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def verdict_of(folder: Path, base: Rows, suspect: Rows) -> Verdict:

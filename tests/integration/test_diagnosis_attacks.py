@@ -23,7 +23,7 @@ from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from engine_probe.errors import KvscopeError
 from store.interface import Store, Window
-from tests.diagnosed import add, as_run, few_replicates, judged, runs, stored, with_client
+from tests.diagnosed import add, as_run, judged, runs, stored, with_client
 from tests.factories import facts, request_facts
 from tests.simulate import Rows, Setup, at_level
 
@@ -361,10 +361,7 @@ def a_request_of_three_years(rows: Rows) -> None:
         row.update(end_ns=row["end_ns"] + 10**17, last_token_ns=row["last_token_ns"] + 10**17)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ Rows are those of `test_diagnosis_reports_of_engines.py`, each request told by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import Columns, names, served, verdict_of
 from tests.simulate import Rows
 
@@ -21,10 +20,7 @@ SEEN = ("request_id", "run_id", "state", "worker", "arrival_ns", *INSTANTS, "pro
 Held = Callable[[np.random.Generator, int], float]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def nothing(_: np.random.Generator, __: int) -> float:

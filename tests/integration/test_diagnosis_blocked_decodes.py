@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored, with_client
+from tests.diagnosed import judged, stored, with_client
 from tests.simulate import Rows, Setup, simulate
 
 WHOLE = Setup(num_requests=400, rate=3.0, budget=16_384, output_tokens=(20, 60))
@@ -16,10 +15,7 @@ WHOLE = Setup(num_requests=400, rate=3.0, budget=16_384, output_tokens=(20, 60))
 UNTOLD = ("stalled_s", "num_preemptions", "prompt_blocks", "recomputed_tokens", "self_hit_tokens")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def told(rows: Rows, *kinds: str) -> Rows:

@@ -23,7 +23,7 @@ from diagnosis.windows import parse_window
 from engine_probe.errors import BadWindow, DiagnosisError
 from engine_probe.schema import table_from_rows
 from store.interface import Store, Window
-from tests.diagnosed import as_run, few_replicates, runs, shifted, stored, with_client
+from tests.diagnosed import as_run, runs, shifted, stored, with_client
 from tests.simulate import T0_NS, Rows, Setup
 
 HOUR = 3600.0
@@ -32,10 +32,7 @@ MINUTE_NS = 60_000_000_000
 """Windows are the first 30 s of a run of 200 requests at 5 a second: about 150 requests, the rest lies beyond them."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @pytest.fixture(scope="module")

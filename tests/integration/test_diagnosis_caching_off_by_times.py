@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import names, ns, served, verdict_of
 from tests.simulate import Rows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def untold(run: str, seed: int, *, finds: int, says_on: bool | None) -> Rows:

@@ -5,13 +5,12 @@ Callers alone tell, 20 ms a token; `output_tokens` says how many tokens an answe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import NUM, names, ns, verdict_of
 from tests.simulate import Rows
 
@@ -19,10 +18,7 @@ Chunks = Callable[[np.random.Generator, list[int]], list[int]]
 """The instants of an answer's tokens -> those of its chunks."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def single(_: np.random.Generator, token_ns: list[int]) -> list[int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Ended
-from tests.diagnosed import few_replicates, runs, shifted, stored, with_client
+from tests.diagnosed import runs, shifted, stored, with_client
 from tests.simulate import Setup
 from tests.unit.test_diagnosis_text import DESIGN_KEYS, OUR_KEYS
 
@@ -18,10 +18,7 @@ Run = Callable[..., Ended]
 LIVE_START = "2026-05-28T20:26:40Z"  # the simulated engine's T0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,14 @@ from diagnosis.lab.run import BASELINE, SUSPECT, LabRun, Order, run_lab
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from store.interface import Batch, Store, Window
 from store.open import open_store
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import Rows, Setup, simulate
 
 NOW_NS = EPOCH_NS + 30 * 86_400 * 10**9
 QUERIES, HITS = "prefix_queries_tokens_total", "prefix_hits_tokens_total"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @cache

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.integration.test_diagnosis_reports_of_engines import names, ns, served, verdict_of
 from tests.simulate import Rows
 
 COUNTER = "blocks_evicted_total"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def evicting(run: str, seed: int, each_s: float, *, num: int = 20, tells: str = "events") -> Rows:

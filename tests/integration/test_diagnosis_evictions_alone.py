@@ -5,14 +5,13 @@ Numbers are ours. Twenty agents ask in turn, each with 64 blocks of its own that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.integration.test_diagnosis_reports_of_engines import NUM, names, ns, served, verdict_of
 from tests.simulate import Rows
 
@@ -20,10 +19,7 @@ ALL, EVICTIONS = ("stored", "evicted"), ("evicted",)
 FOREVER = 1e9
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def agents(run: str, seed: int, *, kept_s: float, reason: str | None = "ttl", tells: tuple[str, ...] = ALL) -> Rows:

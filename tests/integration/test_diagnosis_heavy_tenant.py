@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, ns
 
 WORKERS, SEATS, SERVED_S, SPAN_S, NUM, TENANTS = 4, 4, 1.0, 60.0, 600, 40
 """Four workers of 4 seats could serve 16 requests a second; 10 come."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(at_s: float) -> int:
-    return T0_NS + round(at_s * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def fleet(run: str, seed: int, heavy: float) -> Rows:

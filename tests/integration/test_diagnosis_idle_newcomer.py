@@ -10,13 +10,9 @@ import pytest
 from diagnosis.hotspots.judge import hotspots
 from store.interface import Window
 from tests.diagnosed import stored
-from tests.simulate import T0_NS, Rows
+from tests.simulate import Rows, ns
 
 SPAN_S, TOKEN_S, PREFIXES = 60.0, 0.0003, 24
-
-
-def ns(at_s: float) -> int:
-    return T0_NS + round(at_s * 1e9)
 
 
 def grown(seed: int, *, rate: float, found: int, hidden: tuple[str, ...] = (), seats: int | None = None) -> Rows:

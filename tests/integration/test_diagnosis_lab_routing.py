@@ -16,7 +16,6 @@ from diagnosis.lab.run import LabRun, Order, run_lab
 from diagnosis.telling.verdict import Verdict
 from store.interface import Batch, Store, Window
 from store.open import open_store
-from tests.diagnosed import few_replicates
 
 SEVERITY = {
     "hotspot_affinity": "strong",
@@ -36,10 +35,7 @@ SEVERITY = {
 REQUESTS = 1000
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @cache

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import Rows, Setup, at_level, simulate
 
 USUAL = Setup(num_requests=300, rate=2.5, seats=16)
@@ -17,10 +16,7 @@ LONGER = {"tail_tokens": (1800, 2600)}
 """Retrieval of more passages: prompts of 2,600 tokens on average, where 464 were usual; the 384 that are cached stay."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def without_blocks(rows: Rows) -> Rows:

@@ -5,7 +5,6 @@ Reports that a case follows are named above it; numbers that they do not tell ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from diagnosis.hotspots.judge import hotspots
 from diagnosis.telling.verdict import Verdict
 from engine_probe.errors import BadWindow
 from store.interface import Window
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows, Setup, at_level, simulate
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, Setup, at_level, ns, simulate
 
 QUERIES, HITS = "prefix_queries_tokens_total", "prefix_hits_tokens_total"
 CAPACITY = {"admission_blocked_on_blocks", "premature_eviction", "preemption_recompute", "decode_block_shortage"}
@@ -28,14 +27,7 @@ BARE = ("at_ns", "run_id", "request_id", "state", "vantage", "worker", "arrival_
 BARE += ("end_ns", "prompt_tokens", "output_tokens")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def names(verdict: Verdict) -> list[str]:

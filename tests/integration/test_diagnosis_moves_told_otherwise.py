@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, ns
 
 TIMEOUT_S, PREFILL_S, WIRE_S, WAIT_S = 2.0, 0.12, 0.02, 0.004
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(at_s: float) -> int:
-    return T0_NS + round(at_s * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def split_fleet(run: str, seed: int, *, broken: float = 0.0, told: str = "nowhere", wire_s: float = WIRE_S) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from diagnosis.lab.run import BASELINE, SUSPECT, LabRun, Order, run_lab
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from store.interface import Batch, Window
 from store.open import open_store
-from tests.diagnosed import few_replicates
 
 FAULTS = ("premature_eviction", "hotspot_straggler", "mix_shift", "slow_steps")
 REQUESTS = 400
@@ -30,10 +29,7 @@ TURNED = np.uint64(0x9E3779B97F4A7C15)
 HASHES = ("prefix_hash", "block_hash", "parent_hash")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 @cache

@@ -5,7 +5,6 @@ One request at a time, 20 ms a token. Numbers are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,14 @@ import numpy as np
 import pytest
 
 from diagnosis.telling.verdict import NamedCause, Verdict
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, ns
 
 NUM = 300
 STEP_S = 0.02
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def served(run: str, seed: int, *, front_s: float, in_flight: float, step_s: float = STEP_S) -> Rows:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import names, served, verdict_of
 from tests.simulate import Rows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def fleet(run: str, seed: int, rates: tuple[float, ...], *, locked: tuple[int, ...] = ()) -> Rows:

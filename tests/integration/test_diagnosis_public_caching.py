@@ -6,7 +6,7 @@ not be said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,14 @@ import pytest
 
 from diagnosis.telling.text import render
 from diagnosis.telling.verdict import NamedCause, Verdict
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import T0_NS, Rows, ns
 
 CAPACITY = {"admission_blocked_on_blocks", "premature_eviction", "preemption_recompute", "decode_block_shortage"}
 BLOCK = 16
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def served(

@@ -6,7 +6,6 @@ Numbers that a report does not tell are ours; each is jittered, so that nothing 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,13 @@ import numpy as np
 import pytest
 
 from diagnosis.telling.text import render
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import T0_NS, Rows, Setup, at_level, simulate
 
 CAPACITY = {"admission_blocked_on_blocks", "premature_eviction", "preemption_recompute", "decode_block_shortage"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def hits_with_self_hits(rows: Rows) -> Rows:

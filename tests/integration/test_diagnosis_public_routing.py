@@ -17,25 +17,18 @@ from diagnosis.hotspots.judge import hotspots
 from diagnosis.telling.text import render
 from diagnosis.telling.verdict import Verdict
 from store.interface import Store, Window
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import T0_NS, Rows, ns
 
 CAPACITY = {"admission_blocked_on_blocks", "premature_eviction", "preemption_recompute", "decode_block_shortage"}
 TOKEN_S = 0.0006
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def names(verdict: Verdict) -> list[str]:
     return [cause.cause for cause in verdict.causes]
-
-
-def ns(at_s: float) -> int:
-    return T0_NS + round(at_s * 1e9)
 
 
 def engine_row(

@@ -5,7 +5,7 @@ Numbers are ours. Requests compute about 350 tokens of 1,400 at 0.1 ms each and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,14 @@ import numpy as np
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, ns
 
 NUM = 300
 Columns = dict[str, Any]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def served(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import Rows, Setup, simulate
 
 USUAL = Setup(num_requests=300, rate=3.0, seats=16)
 UNTOLD = ("token_ns", "prompt_blocks", "stalled_s")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def told(rows: Rows, *kinds: str, chunk: int | None = None) -> Rows:

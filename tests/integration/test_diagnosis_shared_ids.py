@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored, with_client
+from tests.diagnosed import judged, stored, with_client
 from tests.simulate import Rows, Setup, simulate
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def numbered(rows: Rows) -> Rows:

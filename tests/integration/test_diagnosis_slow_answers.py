@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diagnosis.hotspots.judge import hotspots
 from store.interface import Window
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.simulate import Rows, Setup, simulate
 
 WORKERS = 4
@@ -17,10 +16,7 @@ EACH = Setup(num_requests=170, rate=1.4, seats=32, output_tokens=(60, 200), num_
 HIDDEN = ("token_ns", "prompt_blocks", "stalled_s", "recomputed_tokens", "self_hit_tokens", "cache_lookup_s")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def fleet(run: str, seed: int, slow: dict[int, float]) -> Rows:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import names, verdict_of
 from tests.simulate import Rows, Setup, simulate
 
@@ -16,10 +14,7 @@ LARGE = Setup(num_requests=300, output_tokens=(40, 80), rate=3.0, caching=False,
 HIDDEN = ("prompt_blocks", "num_preemptions", "stalled_s", "recomputed_tokens", "token_ns", "token_counts")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def blind(rows: Rows) -> Rows:

@@ -5,7 +5,7 @@ Four workers, each with one prompt at a time; prompts take 0.1 s of their own. N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,13 @@ import numpy as np
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
-from tests.simulate import T0_NS, Rows
+from tests.diagnosed import judged, stored
+from tests.simulate import Rows, ns
 
 NUM = 900
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
-
-
-def ns(seconds: float) -> int:
-    return T0_NS + round(seconds * 1e9)
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def fleet(

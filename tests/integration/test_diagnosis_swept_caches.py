@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,16 +16,12 @@ from engine_probe.engine.traffic.synthetic import Lengths, Traffic
 from engine_probe.engine.virtual_clock import EPOCH_NS
 from store.interface import Batch, Window
 from store.open import open_store
-from tests.diagnosed import few_replicates
 
 Tables = Mapping[str, pa.Table]
 NOW_NS = EPOCH_NS + 86_400 * 10**9
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def scene(num_blocks: int) -> Scene:

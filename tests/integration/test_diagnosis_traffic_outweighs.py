@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates, judged, stored
+from tests.diagnosed import judged, stored
 from tests.integration.test_diagnosis_reports_of_engines import Columns, served
 from tests.simulate import Rows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def slow(_: int, __: float) -> Columns:

@@ -5,14 +5,12 @@ Numbers are ours. Each input stands beside one with the same counters and the op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diagnosis.telling.verdict import Verdict
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import NUM, names, ns, served, verdict_of
 from tests.simulate import Rows
 
@@ -21,10 +19,7 @@ FINISHED, FAILED = "requests_finished_total", "requests_failed_total"
 OUTSIDE = "external_hits_tokens_total"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def counted(rows: Rows, hits: float, asked: float = ASKED, **more: float) -> Rows:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.diagnosed import few_replicates
 from tests.integration.test_diagnosis_reports_of_engines import NUM, Columns, names, served, verdict_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def of_lengths(draws: Any, stands_s: float) -> Callable[[int, float], Columns]:

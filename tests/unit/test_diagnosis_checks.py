@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from diagnosis.telling.verdict import Verdict
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room
-from tests.diagnosed import few_replicates
 from tests.factories import facts, request_facts
 from tests.telemetry_scenarios import HITS, QUERIES, far_away, lying
 
@@ -26,10 +24,7 @@ CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "
 N = 100
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def judged(made: room.Pair) -> Verdict:

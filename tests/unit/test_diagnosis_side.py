@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,12 @@ from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room
 from tests import moves_scenarios as moves
-from tests.diagnosed import few_replicates
 from tests.factories import facts
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def document(made: room.Pair) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,16 +14,12 @@ from diagnosis.telling.verdict import NamedCause, Verdict
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests.cause_scenarios import Pair, pair, plain
-from tests.diagnosed import few_replicates
 from tests.routing_scenarios import ROUTING, routed, routing, slow_worker, spot, too_much
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly() -> Iterator[None]:
-    with few_replicates():
-        yield
+pytestmark = pytest.mark.usefixtures("few_replicates")
 
 
 def judged(made: Pair) -> Verdict:
