@@ -10,6 +10,7 @@ import typer
 from collector.lab_runs.playing import known_runs, play_runs, wanted_runs
 from collector.lab_runs.publishing import publish
 from collector.lab_runs.seeds import seed_list
+from collector.lab_runs.writable import check_writable_file, check_writable_folder
 from collector.terminal.output import JsonOption, emit, emit_json, say
 from collector.terminal.verb_list import VerbList
 from engine_probe.errors import EXIT_FINDING, UsageError
@@ -108,6 +109,7 @@ def run(
     from diagnosis.lab.run import Order, check_new, run_lab, write_lab
 
     check_new(output)
+    check_writable_folder(output)
     order = Order(fault, severity, seed, requests, independent, observe)
     done = run_lab(order, say)
     files = write_lab(done, output)
@@ -182,8 +184,8 @@ def matrix(
     whole = not fault and severity == "all" and observe == "full" and not independent
     if page is None and whole:
         page = PAGE if PAGE.parent.is_dir() else Path(PAGE.name)
-    if page is not None and not page.absolute().parent.is_dir():
-        raise UsageError(f"--page: there is no folder {page.parent}; create it first", path=str(page))
+    if page is not None:
+        check_writable_file(page, "--page")
     if data is not None and known is not None:
         raise UsageError("--from plays nothing, and --known says what need not be played; give one of them")
     if data is not None:
@@ -236,8 +238,7 @@ def calibrate(
         raise UsageError(
             f"--seeds {seeds!r}: seeds from {TUNED_UP_TO + 1} on are kept for what is published; tune on others"
         )
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--to: there is no folder {path.parent}; create it first", path=str(path))
+    check_writable_file(path, "--to")
     wanted = [order for order in tuning(chosen, requests) if only != "thresholds" or is_null(order.fault)]
     text = calibrated(play_runs(wanted, folder, processes), seeds, measured(), only)
     path.write_text(text, encoding="utf-8")

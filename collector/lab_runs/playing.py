@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from collector.lab_runs.writable import check_writable_folder
 from collector.terminal.output import say
 from engine_probe.errors import EXIT_FINDING, UsageError
 
@@ -59,6 +60,7 @@ def play_runs(
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give another for the manifest", path=str(folder))
+    check_writable_folder(folder)
     done = finished(folder)
     still_open = sum(order.key() not in done for order in wanted)
     if still_open < len(wanted):
