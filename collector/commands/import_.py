@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from collector.terminal.instants import iso_ns
 from collector.terminal.output import DEFAULT_STORE, JsonOption, StoreOption, emit, emit_json
 from engine_probe.errors import UsageError
 
@@ -381,17 +382,3 @@ def _iso(at_ns: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def iso_ns(option: str, text: str) -> int:
-    """ISO 8601 (with zone; without one it is UTC) or nanoseconds since 1970 -> ns."""
-    from datetime import UTC, datetime
-
-    if text.isascii() and text.isdigit() and 18 <= len(text) <= 19:
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no instant; give one like 2026-11-29T13:20:00Z.") from error
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return int(at.replace(microsecond=0).timestamp()) * 1_000_000_000 + at.microsecond * 1_000

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from collector.terminal.instants import iso_ns
 from engine_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ def headers_of(texts: Sequence[str]) -> dict[str, str]:
 
 def instant_ns(option: str, text: str, now_ns: int) -> int:
     """ISO 8601, nanoseconds since 1970, or how long before now (`90m`, `2h`, `3d`) -> ns. Raises UsageError."""
-    from collector.commands.import_ import iso_ns
-
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if ago is not None:
         return now_ns - round(float(ago[1]) * _AGO[ago[2]] * 1e9)
