@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.lab_runs.playing import known_runs, play_runs, wanted_runs
-from collector.lab_runs.publishing import publish
+from collector.lab_runs.publishing import beside, publish
 from collector.lab_runs.seeds import seed_list
 from collector.lab_runs.writable import check_writable_file, check_writable_folder
 from collector.terminal.output import JsonOption, emit, emit_json, say
@@ -185,7 +185,8 @@ def matrix(
     if page is None and whole:
         page = PAGE if PAGE.parent.is_dir() else Path(PAGE.name)
     if page is not None:
-        check_writable_file(page, "--page")
+        for path in (page, *beside(page)):
+            check_writable_file(path, "--page")
     if data is not None and known is not None:
         raise UsageError("--from plays nothing, and --known says what need not be played; give one of them")
     if data is not None:

@@ -9,7 +9,7 @@ import typer
 
 from collector.lab_runs.writable import check_writable_folder
 from collector.terminal.output import say
-from engine_probe.errors import EXIT_FINDING, UsageError
+from engine_probe.errors import EXIT_FINDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,8 +58,6 @@ def play_runs(
     from diagnosis.lab.code import code_version
     from diagnosis.lab.matrix import finished, run_matrix
 
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give another for the manifest", path=str(folder))
     check_writable_folder(folder)
     done = finished(folder)
     still_open = sum(order.key() not in done for order in wanted)

@@ -99,7 +99,9 @@ def test_only_what_matters_travels(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "incident.zip"
     written(store, path, LIVE)
     _, _, tables = bundle.read(path)
-    spans = [(w.start_ns - bundle.LOOKBACK_NS, w.end_ns + bundle.JOIN_REACH_NS) for w in LIVE]  # type: ignore[operator]
+    edges = [(w.start_ns, w.end_ns) for w in LIVE if w.start_ns is not None and w.end_ns is not None]
+    spans = [(start - bundle.LOOKBACK_NS, end + bundle.JOIN_REACH_NS) for start, end in edges]
+    assert len(spans) == len(LIVE)
     for kind in ("request", "step", "block"):
         told = tables[kind].column("at_ns").to_pylist()
         assert all(any(first <= at < last for first, last in spans) for at in told), kind

@@ -222,21 +222,23 @@ def test_a_file_is_no_folder_for_a_manifest(tmp_path: Path, capsys: pytest.Captu
         ["run", "none", "-o", "file/out"],
         ["matrix", "--fault", "none", "--seeds", "1", "-o", "file/out"],
         ["matrix", "--fault", "none", "--seeds", "1", "--page", "folder"],
+        ["matrix", "--fault", "none", "--seeds", "1", "--page", "m.md"],
         ["calibrate", "--to", "folder"],
     ],
 )
 def test_what_could_not_be_written_is_said_before_anything_is_played(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder below a file, a page in the place of a folder."""
+    """A folder below a file, a page or its data in the place of a folder."""
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
     Path("folder").mkdir()
+    Path("m.csv").mkdir()
     code, problem, told = kvscope(capsys, "lab", *words)
     assert code == 2
     assert "folder" in problem["detail"]
     assert "of 1" not in told
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "m.csv"]
 
 
 @pytest.mark.parametrize(
