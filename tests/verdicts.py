@@ -36,6 +36,8 @@ def significance(**known: Any) -> Significance:
         "mean_interval_95": (0.05, 0.15),
         "changed": True,
         "changed_mean": True,
+        "p_quantile": 1e-6,
+        "p_mean": 1e-4,
     }
     return Significance(**(plain | known))
 

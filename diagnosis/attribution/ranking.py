@@ -37,7 +37,7 @@ OVER = "What the baseline had and is over: "
 NOTHING_TO_DO = "nothing: the baseline had it, the suspect window has not"
 CHEAPER = "nothing: these requests take less than the baseline's did"
 CAP_WHEN_TENTATIVE = 0.49
-"""Most confidence where the change itself is large but not established: low."""
+"""Most confidence where the change itself is large but not established, or not by enough to accuse what both windows have: low."""
 CAP_WHEN_FEW = 0.79
 """Most confidence a cause can have where the requested quantile has no interval: medium, whatever the evidence."""
 
@@ -116,7 +116,9 @@ def rank(
         certainty = min(1.0, sure) * found.claim.strength * quality.penalty(checks, found.cause.needs)
         is_new = found.share >= MOST and (found.claim.began or began(case, found.rows))
         cap = 1.0 if judged.requested.enough and not tentative else CAP_WHEN_FEW
-        if tentative and not is_new:
+        # a change of traffic has evidence of its own: that the mixes differ
+        unsure = judged.changed and not judged.sure and found.support is None
+        if (tentative or unsure) and not is_new:
             cap = CAP_WHEN_TENTATIVE
         named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta, began=is_new))
     return named, excluded

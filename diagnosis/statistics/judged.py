@@ -14,6 +14,9 @@ from diagnosis.telling.wording import metric_name, quantile_name
 
 FALLBACK = "0.95"
 """Judged where the quantile that was asked for has no interval."""
+SURE_P = 0.003
+"""Chance of a change as large between two draws of one traffic, up to which it may be laid to what both windows have: three standard
+errors. A 95 % interval is passed by one pair in twenty, and such a pair always has something that grew a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,22 @@ class Judged:
     @property
     def changed(self) -> bool:
         return self.significance.changed or self.significance.changed_mean
+
+    @property
+    def chance(self) -> float | None:
+        """Of the numbers that changed, the least chance of as much between two draws of one traffic; None where none did."""
+        found = self.significance
+        told = [
+            p
+            for p, changed in ((found.p_quantile, found.changed), (found.p_mean, found.changed_mean))
+            if changed and p is not None
+        ]
+        return min(told, default=None)
+
+    @property
+    def sure(self) -> bool:
+        """It changed, and by more than chance may well do: enough to accuse what the other window has too."""
+        return self.chance is not None and self.chance <= SURE_P
 
     @property
     def by_mean(self) -> bool:

@@ -26,6 +26,22 @@ def of_suspicious(case: Case, judged: Judged, causes: Sequence[NamedCause], delt
     )
 
 
+def of_chance(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
+    """A change beyond its interval, yet no rarer than a few pairs of quiet windows in a hundred, and nothing in it that began."""
+    need = judged.requested.n_needed
+    wanted = f" About {need:,} requests a window would show a change of 20 %." if need else ""
+    return (
+        f"{quantile_name(judged.quantile)} {metric_name(case.metric)} went {went(delta)}. That is beyond noise, but {_chance(judged.chance)} two "
+        f"draws of the same traffic differ by as much, and the {case.base_word} has what it points at too, so nobody is accused; if it is real, "
+        f"{owners(case, judged, causes)}.{wanted}"
+    )
+
+
+def _chance(p: float | None) -> str:
+    """Of 0.02: once in 50 times."""
+    return f"once in {max(round(1.0 / p), 2):,} times" if p else "at times"
+
+
 def of_what_began(case: Case, judged: Judged, causes: Sequence[NamedCause], delta: Change) -> str:
     """A large change without an interval, most of which belongs to what the other window has nothing of."""
     metric = metric_name(case.metric)

@@ -171,6 +171,26 @@ def test_a_change_that_is_not_established_caps_confidence_at_low() -> None:
     assert (named[0].confidence, named[0].confidence_word) == (0.49, "low")
 
 
+@pytest.mark.parametrize(
+    ("known", "confidence"),
+    [
+        ({"p_quantile": 0.004, "p_mean": 0.02}, 0.49),
+        ({"p_quantile": 0.003, "p_mean": 0.02}, 0.95),
+        ({"p_quantile": 0.02, "p_mean": 0.001}, 0.95),
+        ({"p_quantile": 0.02, "p_mean": 0.001, "changed_mean": False}, 0.49),
+    ],
+)
+def test_chance_has_to_be_less_for_what_both_windows_have(
+    known: dict[str, Any], confidence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of numbers that changed, one has to be rarer than 3 in 1,000; then calibration decides (0.95 here)."""
+    monkeypatch.setattr("diagnosis.attribution.ranking.stated", lambda certainty: 0.95)
+    made, _ = ranked({"slow_steps": (0.1, 0.2)}, [(cause("slow_steps"), claim())], judged(**known))
+    assert made[0].confidence == confidence
+    begun, _ = ranked({"slow_steps": (0.1, 0.2)}, [(cause("slow_steps"), claim(began=True))], judged(**known))
+    assert begun[0].confidence == 0.95, "what began is no other draw of the same"
+
+
 def test_nothing_is_named_where_nothing_changed() -> None:
     """The mean moved by 2 %: what a cause would own is said as an exclusion."""
     quiet = judged(changed=False, changed_mean=False)
