@@ -20,7 +20,9 @@ def candidates(store: Store, window: Window) -> tuple[pa.Table, I64, pa.StructAr
     routes, order = route_rows(store, window)
     if not len(order):
         return routes, order, None, None
-    flat = pc.list_flatten(routes["candidates"]).combine_chunks()
+    flat = pc.list_flatten(routes["candidates"])
+    # what is in one piece is not copied
+    flat = flat.chunk(0) if flat.num_chunks == 1 else flat.combine_chunks()
     return routes, order, flat, pc.struct_field(flat, "worker").dictionary_encode()
 
 

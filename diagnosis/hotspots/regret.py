@@ -17,12 +17,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnosis.facts import F64, I64
 from diagnosis.hotspots.observed import Observed, Served, Steps
+from diagnosis.parallel import both
 
 MIN_STEPS = 5
 """Steps (or requests) that computed prompts which a worker's own speed is measured from; with fewer it is taken for typical."""
@@ -68,7 +70,8 @@ def regret_of(seen: Observed) -> Regret:
     prompt, computed = of(served.prompt_tokens), of(served.computed_tokens)
     # a row a worker: so all that follows goes through memory in its order. fmax: where no match is told, none is counted
     matched = np.fmax(np.ascontiguousarray(decisions.matched.T), np.float32(0.0))
-    to_compute = np.maximum(prompt - matched, 0.0)
+    to_compute = prompt - matched
+    np.maximum(to_compute, 0.0, out=to_compute)
     found = np.isfinite(computed)
     to_compute[decisions.chosen[found], everyone[found]] = computed[found]
     compute_s = np.multiply(to_compute, token_s[:, None], out=to_compute)
@@ -145,45 +148,48 @@ def _queues(seen: Observed) -> tuple[F64, F64, F64]:
     served, at, num = seen.served, seen.decisions.at_s, seen.num_workers
     steps = seen.gauges if seen.steps is None else seen.steps
     told = (served.worker >= 0) & np.isfinite(served.first_scheduled_s) & np.isfinite(served.computed_tokens)
-    by_rows = _Rows(served, told, at, num)
-    tells_rows = np.bincount(served.worker[told], minlength=num) > 0
-    waiting = by_rows.waiting
-    tells = tells_rows
-    if steps is not None:
-        # those that came since a step ended are known by their rows
-        waiting = np.maximum(waiting, _by_steps(steps, at, num))
-        tells = tells | (np.bincount(steps.worker, minlength=num) > 0)
+    # grids as large as these cost their memory most: results are written over what is not needed any more
+    (waiting, length), (pending, ahead) = both(
+        partial(_waiting, served, told, at, num), partial(_under_way, served, told, at, num)
+    )
     count = np.bincount(served.worker[told], minlength=num)
     total = np.bincount(served.worker[told], served.computed_tokens[told], num)
     typical = np.where(count > 0, total / np.maximum(count, 1), _mean(served.computed_tokens))[:, None]
-    length = np.where(by_rows.waiting > 0, by_rows.tokens / np.maximum(by_rows.waiting, 1.0), typical)
-    ahead = np.where(waiting > 0, waiting * length, 0.0) + by_rows.left
-    pending = waiting + by_rows.under_way
-    silent = ~tells if steps is None else np.zeros(num, dtype=np.bool_)
+    waits = waiting > 0
+    np.divide(length, waiting, out=length, where=waits)
+    np.copyto(length, typical, where=~waits)
+    silent = count == 0 if steps is None else np.zeros(num, dtype=np.bool_)
+    if steps is not None:
+        # those that came since a step ended are known by their rows
+        np.maximum(waiting, _by_steps(steps, at, num), out=waiting)
+        waits = waiting > 0
+    np.add(ahead, np.multiply(length, waiting, out=length), out=ahead, where=waits)
+    pending += waiting
     for levels in (waiting, pending, ahead):
         levels[silent] = np.nan
     return waiting, pending, ahead
 
 
-class _Rows:
-    """Queues by the request rows, [K, N] each: a request arrives, is scheduled, has its first token.
+def _waiting(served: Served, told: npt.NDArray[np.bool_], at: F64, num: int) -> tuple[F64, F64]:
+    """([K, N] requests between arrival and schedule by their rows, and what they have to compute)."""
+    size = served.computed_tokens[told]
+    amounts, start, end = (np.ones(len(size)), size), served.arrival_s[told], served.first_scheduled_s[told]
+    waiting, tokens = _between(served.worker[told], start, end, amounts, at, num)
+    return waiting, tokens
 
-    waiting, tokens    requests between arrival and schedule, and what they have to compute
-    under_way, left    requests between schedule and first token, and what is left of them: it goes down evenly
-    """
 
-    def __init__(self, served: Served, told: npt.NDArray[np.bool_], at: F64, num: int) -> None:
-        worker, size = served.worker[told], served.computed_tokens[told]
-        arrival, begun, done = served.arrival_s[told], served.first_scheduled_s[told], served.first_token_s[told]
-        ones = np.ones(len(size))
-        self.waiting, self.tokens = _between(worker, arrival, begun, (ones, size), at, num)
-        ended = np.isfinite(done) & (done > begun)
-        worker, begun, done, size = worker[ended], begun[ended], done[ended], size[ended]
-        speed = size / (done - begun)
-        self.under_way, left, going = _between(worker, begun, done, (ones[: len(size)], speed * done, speed), at, num)
-        left -= np.multiply(going, at, out=going)
-        # sums of large numbers that cancel: what is left of nothing is nothing
-        self.left = np.where(self.under_way > 0, np.maximum(left, 0.0), 0.0)
+def _under_way(served: Served, told: npt.NDArray[np.bool_], at: F64, num: int) -> tuple[F64, F64]:
+    """([K, N] requests between schedule and first token by their rows, and what is left of them: it goes down evenly)."""
+    used = told & np.isfinite(served.first_token_s) & (served.first_token_s > served.first_scheduled_s)
+    begun, done = served.first_scheduled_s[used], served.first_token_s[used]
+    speed = served.computed_tokens[used] / (done - begun)
+    amounts = (np.ones(len(speed)), speed * done, speed)
+    under_way, left, going = _between(served.worker[used], begun, done, amounts, at, num)
+    left -= np.multiply(going, at, out=going)
+    # sums of large numbers that cancel: what is left of nothing is nothing
+    np.maximum(left, 0.0, out=left)
+    np.copyto(left, 0.0, where=under_way <= 0)
+    return under_way, left
 
 
 def _between(worker: I64, start: F64, end: F64, amounts: Sequence[F64], at: F64, num: int) -> list[F64]:
