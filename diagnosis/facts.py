@@ -164,6 +164,10 @@ class WorkerFacts:
         return (whole_number(value, MAX_SEATS) or None) if value is not None else None
 
 
+BY_BLOCKS: Final[Mapping[str, str | None]] = {"told_by": "block"}
+"""Attributes of a reset that no mark tells, but the blocks' own events."""
+
+
 @dataclass(frozen=True, slots=True)
 class MarkFact:
     """One mark inside (or just before) the window."""
@@ -210,6 +214,8 @@ class LineageFacts:
     """[n] lost because blocks were given up by age (`ttl`), not for room; not in `evicted_tokens`. None where that was not looked at."""
     unused_tokens: F64 | None = None
     """[n] missed although the block at which the chain broke was in the cache; not in `evicted_tokens`. None as above."""
+    untold_tokens: F64 | None = None
+    """[n] missed although no event tells that their blocks had gone, and others were given as few; not in `unused_tokens`. None as above."""
     evicted_by: Obj | None = None
     """[n] tenant of the request for which the block was evicted at which each chain broke; None in it: not told, None: nobody tells."""
     by_evictions: bool = False
@@ -220,7 +226,8 @@ class LineageFacts:
     @property
     def apart_tokens(self) -> float:
         """Tokens missed although their blocks had been stored, which were not lost to an eviction for room."""
-        return sum(float(told.sum()) for told in (self.expired_tokens, self.unused_tokens) if told is not None)
+        apart = (self.expired_tokens, self.unused_tokens, self.untold_tokens)
+        return sum(float(told.sum()) for told in apart if told is not None)
 
     @property
     def lost_tokens(self) -> float:

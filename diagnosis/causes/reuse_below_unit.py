@@ -21,7 +21,7 @@ def reuse_below_unit(case: Case) -> Claim | Excluded | None:
 
     Why: a cache gives back whole units: blocks, snapshots of a state, or runs of a minimum length. A shared prefix below that
     length is stored each time and never found; a conversation whose length falls badly onto a grid of snapshots misses all of itself.
-    Counted by lineage: the block at which the chain broke was in the cache when it was asked for. Without it, by the unit that grew
+    Counted by lineage: the block at which the chain broke was in the cache when it was asked for, and nobody was given so short a piece. Without it, by the unit that grew
     beyond what was found before, or by misses that follow the length's remainder and nothing else.
 
     Refuted by: blocks that had been evicted or given up by age before they were asked for; prompts that had never been stored.
@@ -85,6 +85,12 @@ def _by_lengths(case: Case) -> Claim | Excluded | None:
     if grid is not None:
         return _on_a_grid(case, grid)
     lineage = case.suspect.lineage
+    untold = 0.0 if lineage is None or lineage.untold_tokens is None else float(lineage.untold_tokens.sum())
+    if untold:
+        return Excluded(
+            f"{number(untold)} prompt tokens were computed again of which no event tells that they had gone, and other requests were given "
+            "pieces as short: they were lost for a reason that nobody tells, and not for their length"
+        )
     if lineage is not None and not (lineage.unused_tokens is None and lineage.evicted_tokens.any()):
         return Excluded(_nothing(case))
     found, unit = found_tokens(case.suspect), unit_tokens(case.suspect)

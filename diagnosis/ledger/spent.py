@@ -113,6 +113,8 @@ def own_work(facts: Facts, context: Context) -> Spent:
         off = np.isin(r.worker, [code for code, name in enumerate(r.worker_names) if name in away])
         give("prefix_caching_off", np.where(context.caching_off | off, context.reuse_ratio * prompt, 0.0))
     give("cold_start", _cold_tokens(facts))
+    if facts.lineage is not None and facts.lineage.untold_tokens is not None:
+        give("reuse_lost", facts.lineage.untold_tokens)
     for kind, told in context.pair.tokens.items():
         give(kind, told)
 
@@ -172,22 +174,24 @@ def _share_that_was_found(facts: Facts, context: Context, shortfall: float) -> f
 def _cold_tokens(facts: Facts) -> F64:
     """Tokens computed because the cache was still empty: the mean shortfall of the cold period against the rest of the window.
 
-    The cold period begins with a `worker_up` or `cache_reset` mark; it ends COLD_PERIOD_S later, and half-way to the next start or
+    The cold period begins with a `worker_up` or `cache_reset` mark, or where a worker told that it cleared its blocks; it ends COLD_PERIOD_S later, and half-way to the next start or
     the end of the window at the latest, so that there is a rest to compare with. It counts only where it stands out from the rest by
     three standard errors: single requests with a long tail of their own are no cold start. In all no more is given than the mean
-    shortfall: some requests of the cold period would have missed anyway.
+    shortfall: some requests of the cold period would have missed anyway. What a reset took is counted instead where lineage tells it.
     """
     r = facts.requests
-    out = np.zeros(len(r))
-    starts = sorted({m.at_s for m in facts.marks if m.mark in ("worker_up", "cache_reset")})
+    out = np.zeros(len(r)) if facts.lineage is None else facts.lineage.cleared_tokens.copy()
+    kinds = ("worker_up",) if out.any() else ("worker_up", "cache_reset")
+    starts = sorted({m.at_s for m in facts.marks if m.mark in kinds})
     prompt = r.get("prompt_tokens")
     share = r.get("cached_tokens") / np.where(prompt > 0, prompt, np.nan)
     if facts.lineage is not None:
-        told = (facts.lineage.evicted_tokens, facts.lineage.expired_tokens, facts.lineage.unused_tokens)
+        lost = facts.lineage
+        told = (lost.evicted_tokens, lost.expired_tokens, lost.unused_tokens)
         share = share + sum_of((t for t in told if t is not None), len(r)) / np.where(prompt > 0, prompt, np.nan)
     cold = np.zeros(len(r), dtype=bool)
-    for start in starts:
-        later = min((s for s in starts if s > start + AT_ONCE_S), default=facts.end_s)
+    ends = np.append(starts, facts.end_s)[np.searchsorted(starts, np.array(starts) + AT_ONCE_S, "right")]
+    for start, later in zip(starts, ends, strict=True):
         cold |= (r.arrival_s >= start) & (r.arrival_s <= start + min(COLD_PERIOD_S, (later - start) / 2.0))
     inside, outside = share[cold & np.isfinite(share)], share[~cold & np.isfinite(share)]
     if min(len(inside), len(outside)) < COLD_FEWEST:
@@ -196,7 +200,8 @@ def _cold_tokens(facts: Facts) -> F64:
     error = float(np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside)))
     if all_reached((COLD, shortfall), (COLD_STANDS_OUT, shortfall / max(error, 1e-12))):
         missing = np.nan_to_num(np.clip(outside.mean() - share[cold], 0.0, 1.0))
-        out[cold] = missing * min(1.0, shortfall / max(float(missing.mean()), 1e-9)) * prompt[cold]
+        given = missing * min(1.0, shortfall / max(float(missing.mean()), 1e-9)) * prompt[cold]
+        out[cold] = np.fmax(out[cold], given)
     return np.nan_to_num(out)
 
 

@@ -23,6 +23,8 @@ ASKED = ["worker", "arrival_ns", "cached_tokens", "prompt_blocks"]
 """Columns that tell what a request asked of the cache."""
 MOST = 0.5
 """Share of the lost tokens from which on blocks that were in the cache and not used are no accident of two clocks."""
+SHORTEST = 0.05
+"""Share of the hits, the shortest, that do not tell what a cache gives back."""
 LOOKED_AT = 50_000
 """Requests of which it is asked for whom their blocks were evicted: shares of tenants need no more."""
 WORST, ALL = 10, 1 << 62
@@ -78,7 +80,7 @@ def lineage(
     details = _worst_blocks(misses, store, window, requests, by_worker=stored.by_worker)
     back = [row["back_after_s"] for row in details if row["back_after_s"] is not None]
     evicted = lost - cleared
-    expired = unused = None
+    expired = unused = untold = None
     at_s = np.where(np.isfinite(requests.scheduled_s), requests.scheduled_s, requests.arrival_s)
     at_ns = requests.origin_ns + np.round(at_s * 1e9).astype(np.int64)
     if margin is None and evicted.any():
@@ -86,6 +88,8 @@ def lineage(
             store, window, requests, asked, at_ns, evicted, size, by_worker=stored.by_worker
         )
         evicted = evicted - expired - unused
+        untold = gone_untold(requests, unused)
+        unused = unused - untold
     evicted_by, ago = _evicted_for(store, window, asked, at_ns, evicted, size, by_worker=stored.by_worker)
     return LineageFacts(
         evicted_tokens=evicted,
@@ -100,6 +104,7 @@ def lineage(
         block_rate=None if rate == 1.0 else rate,
         expired_tokens=expired,
         unused_tokens=unused,
+        untold_tokens=untold,
         evicted_by=evicted_by,
         by_evictions=stored.by_evictions,
         evicted_ago_s=ago,
@@ -164,6 +169,19 @@ def too_short(requests: RequestFacts, lost: F64, unused: F64) -> Bool:
         return np.zeros(len(lost), dtype=bool)
     short: Bool = (lost > 0.0) & (lost <= reach) & (given == 0.0)
     return short
+
+
+def gone_untold(requests: RequestFacts, unused: F64) -> F64:
+    """[n] of the tokens that were there by the blocks' events and were not given: those of which others were given as few.
+
+    A cache that gives back so short a piece would have given this one too, so nobody's unit is in the way: it was gone (a reset, a lost
+    event), and no event tells. Of those who were given anything the SHORTEST are left out: one short hit may be another layer's.
+    """
+    given = np.nan_to_num(requests.get("cached_tokens"))
+    hits = given[given > 0.0]
+    if len(hits) == 0:
+        return np.zeros(len(unused))
+    return np.where(unused >= float(np.quantile(hits, SHORTEST, method="higher")), unused, 0.0)
 
 
 def _margin(misses: pa.Table, lost: F64, size: int, block_rate: float, request_rate: float) -> float | None:

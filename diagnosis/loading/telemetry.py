@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow.compute as pc
 
-from diagnosis.facts import MarkFact
+from diagnosis.facts import BY_BLOCKS, MarkFact
 from store.evidence import lineage as queries
 from store.interface import Store, Window
 
@@ -28,13 +28,22 @@ def counters_and_gauges(store: Store, window: Window) -> Mapping[str, float]:
 
 
 def marks_of(store: Store, window: Window, origin: int) -> list[MarkFact]:
-    """Marks inside the window and in the minute before it (a start just before is what makes a cache cold)."""
+    """Marks inside the window and in the minute before it (a start just before is what makes a cache cold).
+
+    That a worker cleared its blocks is a `cache_reset` too, whoever marked it: engines tell it among their block events.
+    """
     before = None if window.start_ns is None else window.start_ns - 60_000_000_000
     table = store.rows("mark", Window(before, window.end_ns, window.run_id), order_by="at_ns")
-    return [
+    marks = [
         MarkFact(row["mark"], (row["at_ns"] - origin) / 1e9, row["subject"], row["text"], dict(row["attrs"] or []))
         for row in table.to_pylist()
     ]
+    resets = [
+        MarkFact("cache_reset", (row["at_ns"] - origin) / 1e9, row["worker"], None, BY_BLOCKS)
+        for row in queries.cache_resets(store, window).to_pylist()
+        if before is None or row["at_ns"] >= before
+    ]
+    return sorted(marks + resets, key=lambda mark: mark.at_s)
 
 
 def integrity(store: Store, window: Window) -> dict[str, tuple[int, int]]:

@@ -23,7 +23,7 @@ from store.interface import Window
 from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
-from tests.cost_scenarios import COSTS, few_seats_in_a_full_pool
+from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool
 from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
@@ -261,6 +261,11 @@ def test_load_is_what_each_worker_gets() -> None:
         replace(base, requests=replace(base.requests, worker=np.arange(N) % 2, worker_names=("w0", "w1"))),
     )
     assert names(judged((calm, busy, metric)).causes)[0] == "load_step"
+
+
+def test_few_seats_that_requests_wait_for_began() -> None:
+    """60 requests wait for one of 8 seats, none for one of 32: no two draws of one traffic differ so."""
+    assert [cause.began for cause in judged(few_seats()).causes if cause.cause == "small_batch"] == [True]
 
 
 def test_few_seats_are_not_blamed_where_there_was_no_room_for_more() -> None:

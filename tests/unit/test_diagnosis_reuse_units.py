@@ -9,7 +9,7 @@ import pytest
 
 from diagnosis.facts import Facts, WorkerFacts
 from diagnosis.ledger.reuse_units import below_unit, found_tokens, grid_of, larger_unit, log_chance
-from diagnosis.loading.lineage import too_short
+from diagnosis.loading.lineage import gone_untold, too_short
 from tests.factories import facts, request_facts
 
 
@@ -131,3 +131,24 @@ def test_what_was_evicted_and_is_too_short_would_not_have_been_given_back_either
     requests = request_facts([0.0, 1.0, 2.0, 3.0], cached_tokens=given)
     lost, unused = np.array([1024.0, 1024.0, 2048.0, 0.0]), np.array([1024.0, 0.0, 0.0, 0.0])
     assert (too_short(requests, lost, unused) & (unused == 0.0)).tolist() == short
+
+
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [
+        ([], []),
+        ([784.0] * 20, [784.0]),
+        ([784.0] * 10 + [512.0] * 10, [784.0, 512.0]),
+        ([784.0] * 19 + [128.0], [784.0]),
+        ([784.0] * 18 + [128.0] * 2, [784.0, 512.0, 240.0]),
+    ],
+)
+def test_what_others_were_given_as_short_was_gone(given: list[float], gone: list[float]) -> None:
+    """784, 512 and 240 tokens were there by their events and not given: no unit is in the way of what others were given. Of 20 hits one,
+    the shortest, tells nothing."""
+    asked = [0.0] * 3 + given
+    requests = request_facts(np.arange(float(len(asked))), cached_tokens=asked)
+    unused = np.zeros(len(asked))
+    unused[:3] = [784.0, 512.0, 240.0]
+    untold = gone_untold(requests, unused)
+    assert untold[untold > 0].tolist() == gone
