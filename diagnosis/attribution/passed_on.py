@@ -6,7 +6,8 @@ it: of a probe that owns 26 % of a P99 by its own seconds, 100 % goes when it is
 
 Whoever limits what a step takes in (seats, a token budget), fills it, or sends requests elsewhere reshapes the steps for all: some wait
 longer and others less, and what it did is the sum of both. So is what a fuller batch costs: the line between a sequence's own decoding and
-what others add to it is a fit, and what one row has too much the other has too little. And who gives up and asks again waits less in the attempt
+what others add to it is a fit, and what one row has too much the other has too little: but of no more than half of both, for beyond that own decoding
+got longer, which makes batches fuller. And who gives up and asks again waits less in the attempt
 that is served than one who would have stayed: that is part of what asking again did.
 
 Own work that grew among requests of equal length, and that nobody claims, fills steps too: some of it is the steps that they share with longer
@@ -88,13 +89,14 @@ def follows(
     leader = max(fills, key=lambda name: (fills[name], name))
     sign = 1.0 if owned_s[leader] >= 0 else -1.0
     by_router = slower_everywhere and bool(OF_ROUTER.intersection(rows_of[leader]))
+    by_batch = not (FILLS_STEPS | RESHAPES | OF_ROUTER).intersection(rows_of[leader])
     nobodys = 0.0
-    if by_router or set(TRAFFIC) & set(rows_of[leader]):
+    if by_router or by_batch or set(TRAFFIC) & set(rows_of[leader]):
         own = [
             row.mean_s if by_mean else row.quantile_s for row in rows if row.name in OWN_WORK and row.name not in taken
         ]
         nobodys = max(sign * sum(own), 0.0)
-    least = LEADS if by_router else 1.0 - ALONE
+    least = LEADS if by_router or by_batch else 1.0 - ALONE
     if fills[leader] < LEADS * sum(fills.values()) or fills[leader] < least * (fills[leader] + nobodys):
         return None
     wanted = {*QUEUES, *OWN_WORK} if same_kind and not by_router else set(QUEUES)

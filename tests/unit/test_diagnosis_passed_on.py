@@ -64,6 +64,15 @@ def test_what_waits_does_not_follow_from_lengths_where_own_work_grew_far_more(
     assert found == (None if rows_that_follow is None else ("length_shift", rows_that_follow))
 
 
+@pytest.mark.parametrize(("own", "rows_that_follow"), [(0.004, ["own_decode"]), (0.006, None)])
+def test_decoding_that_got_longer_does_not_follow_from_fuller_batches(
+    own: float, rows_that_follow: list[str] | None
+) -> None:
+    """Fuller batches own 5 ms. 4 ms more of own decoding may be the fit's error; 6 ms are the larger half: slower decoding fills batches."""
+    found = followed({"decode_bandwidth": 0.005}, rows(decode_bandwidth=0.005, own_decode=own))
+    assert found == (None if rows_that_follow is None else ("decode_bandwidth", rows_that_follow))
+
+
 def test_who_reshapes_the_steps_owns_what_got_shorter_too() -> None:
     """A smaller budget: 90 ms more waiting for it, 40 ms longer own prefills, 10 ms less waiting behind others: the sum of them is its doing."""
     told = rows(queue_budget=0.09, own_prefill=0.04, queue_load=-0.01, slow_steps=-0.02, front_end=0.001)
