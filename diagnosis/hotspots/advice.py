@@ -38,7 +38,8 @@ def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named:
         return Advice(
             f"Take {subject} out of the rotation or lower its weight until its steps are as fast as the others'; compare its "
             "clocks, power, temperature, neighbours on the host and engine version with theirs. A router that counts "
-            "outstanding tokens over each worker's measured rate, not requests, would have sent it less."
+            "outstanding tokens over each worker's measured rate, not requests, would have sent it less. Where it is other hardware by "
+            f"design, {_weight(named):.2f} of the others' weight is its due."
         )
     recompute_s, wait_each_s = break_even(seen, regret, rows, worker)
     spill = _spill(recompute_s, wait_each_s)
@@ -75,12 +76,18 @@ def advise(seen: Observed, regret: Regret, rows: I64, worker: int | None, named:
     return Advice(text, None, spill, recompute_s, wait_each_s)
 
 
+def _weight(named: Named) -> float:
+    """What a straggler serves in the time in which another serves 1."""
+    return 1.0 / max(named.numbers["slowness"], 1.0)
+
+
 def break_even(seen: Observed, regret: Regret, rows: I64, worker: int) -> tuple[float | None, float | None]:
     """(seconds in which another worker computes what this one holds, seconds that each waiting request adds here)."""
     mine = rows[seen.decisions.chosen[rows] == worker]
     joined = seen.decisions.request[mine]
     joined = joined[joined >= 0]
-    others = np.delete(regret.token_s, worker)
+    pool = seen.pool_of()
+    others = np.delete(regret.token_s, worker)[np.delete(pool == pool[worker], worker)]
     found, computed = seen.served.cached_tokens[joined], seen.served.computed_tokens[joined]
     there, here = _middle(others), float(regret.token_s[worker])
     held, each = _middle(found[found > 0]), _mean(computed)

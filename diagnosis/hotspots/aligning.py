@@ -71,7 +71,9 @@ def decided(
         np.where(prefix >= 0, prefix, _taken(of_request, request)),
         _taken(tenant, request),
         policy,
-        **beliefs,
+        beliefs["matched"],
+        beliefs["load"],
+        beliefs["score"],
         session=_taken(_sessions(requests), request),
     )
 

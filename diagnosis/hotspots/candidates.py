@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import I64
+from diagnosis.facts import I64, Bool
 from diagnosis.hotspots.columns import codes, floats
 from diagnosis.hotspots.observed import F32
 from diagnosis.hotspots.rows import route_rows
@@ -31,6 +31,19 @@ def beliefs_of(
 ) -> dict[str, F32]:
     """[N, K] of each belief, decisions in this order; a worker that was no candidate has none. named: the candidates' workers."""
     return {name: grid[order] for name, grid in _grids(lists, flat, named, workers).items()}
+
+
+def listed_in(lists: pa.ChunkedArray, named: pa.DictionaryArray, workers: tuple[str, ...], order: I64) -> Bool | None:
+    """[N, K] the worker stood among the candidates, decisions in this order; None where everybody did every time, or nobody is named."""
+    if not len(named) or len(named) == len(lists) * len(workers):
+        return None
+    columns = np.append(codes(named.dictionary, workers), -1)[
+        np.asarray(pc.fill_null(named.indices, len(named.dictionary)))
+    ]
+    rows = np.asarray(pc.list_parent_indices(lists).combine_chunks()).astype(np.int64)
+    listed = np.zeros((len(lists), len(workers)), dtype=np.bool_)
+    listed[rows[columns >= 0], columns[columns >= 0]] = True
+    return listed[order]
 
 
 def _grids(

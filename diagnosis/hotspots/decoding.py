@@ -43,9 +43,9 @@ class Paced:
     prefill_s: F64
 
 
-def answers(served: Served, workers: int) -> Paced | None:
-    """Answers of a window beside those of other workers; None where decoding is not told."""
-    told = served.decoded
+def answers(served: Served, pool: I64) -> Paced | None:
+    """Answers of a window beside those of other workers of the same pool [K]; None where decoding is not told."""
+    told, workers = served.decoded, len(pool)
     if told is None or workers < 2:
         return None
     first, last, tokens = served.first_token_s, told.last_token_s, told.output_tokens - 1.0
@@ -60,9 +60,9 @@ def answers(served: Served, workers: int) -> Paced | None:
     took = np.divide(told.decode_s, tokens, out=np.full(len(tokens), np.nan), where=used)
     known = used & np.isfinite(amounts).all(axis=1)
     usual = np.full(len(tokens), np.nan)
-    for rows in rows_of:
+    for worker, rows in enumerate(rows_of):
         mine = rows[known[rows]]
-        is_other = known.copy()
+        is_other = known & (pool[served.worker] == pool[worker])
         is_other[rows] = False
         others = np.flatnonzero(is_other)
         others = others[:: max(1, len(others) // MOST_OTHERS)]

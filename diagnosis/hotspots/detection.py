@@ -54,7 +54,7 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     of, num = intervals(seen)
     edges = np.minimum(np.arange(num + 1) * INTERVAL_S, max(seen.end_s, 1e-9))
     borne = bear(seen, regret)
-    p_load, load, at_once = excess_load(of, decisions.chosen, regret, borne, num, workers)
+    p_load, load, at_once = excess_load(of, decisions.chosen, regret, borne, num, workers, decisions.there)
     harmful = did_harm(of, decisions.chosen, borne, num, workers)
     slowness, is_slow = pace(seen, num)
     by_answers = pace_of_answers(seen, num)

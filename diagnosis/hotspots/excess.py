@@ -25,7 +25,9 @@ SLACK = 2.0
 """Requests (or seconds of so many typical prompts) by which a queue must be longer to count as longer."""
 
 
-def excess_load(of: I64, chosen: I64, regret: Regret, borne: Borne, num: int, workers: int) -> tuple[F64, Bool, Bool]:
+def excess_load(
+    of: I64, chosen: I64, regret: Regret, borne: Borne, num: int, workers: int, there: Bool | None = None
+) -> tuple[F64, Bool, Bool]:
     """([num, workers] least bound of the load tests, found by them, found by those of single intervals), on one scale.
 
     Long intervals find what is small but stays: each of their parts is then in alarm.
@@ -37,7 +39,7 @@ def excess_load(of: I64, chosen: I64, regret: Regret, borne: Borne, num: int, wo
     known = np.isfinite(regret.tokens)
     typical = float(np.median(regret.tokens[known])) if known.any() else 1.0
     tokens = np.where(known, regret.tokens, typical)
-    odds = Odds(regret)
+    odds = Odds(regret, there)
     for name, parts in (("", 1), ("_long", LONG)):
         cells, size = of // parts, -(-num // parts)
         own = np.ones((size, workers))
@@ -55,10 +57,12 @@ class Odds:
     """Most likely share of decisions that a worker gets where nobody is favoured: 1 / workers whose queue was no longer.
 
     A queue may be told in requests, tokens or seconds, and a router may go by any of them: the largest share holds. Queues
-    that differ by less than SLACK typical requests count as equal; where one is unknown all do.
+    that differ by less than SLACK typical requests count as equal; where one is unknown all do. Who could not be chosen
+    (`there` [N, K]; None: everybody could) is none of them.
     """
 
-    def __init__(self, regret: Regret) -> None:
+    def __init__(self, regret: Regret, there: Bool | None = None) -> None:
+        self.there = there
         tokens = regret.tokens[np.isfinite(regret.tokens)]
         typical = float(tokens.mean()) if len(tokens) else 0.0
         rates = regret.token_s[np.isfinite(regret.token_s)]
@@ -74,9 +78,11 @@ class Odds:
         share = np.zeros(len(rows))
         for queues, slack in self._queues:
             queue = queues[rows]
-            no_longer = (queue <= queue[:, [worker]] + slack + 1e-9).sum(axis=1)
-            known = np.isfinite(queue).all(axis=1)
-            share = np.maximum(share, 1.0 / np.where(known, np.maximum(no_longer, 1), queue.shape[1]))
+            there = np.ones(queue.shape, dtype=np.bool_) if self.there is None else self.there[rows]
+            no_longer = (there & (queue <= queue[:, [worker]] + slack + 1e-9)).sum(axis=1)
+            known = (np.isfinite(queue) | ~there).all(axis=1)
+            most = 1.0 / np.maximum(np.where(known, no_longer, there.sum(axis=1)), 1)
+            share = np.maximum(share, np.where(there[:, worker], most, 0.0))
         return share
 
 
@@ -97,13 +103,23 @@ def excess_p(of: I64, chosen: I64, weights: F64, num: int, workers: int, odds: O
         scaled, told = weights[rows] / top, chosen[rows] >= 0
         load = np.bincount(chosen[rows][told], scaled[told], workers)
         # nearer to the mean the bound is above exp(-2): no alarm at any rate that is worth stating
-        far = even * scaled.sum() + 2 * math.sqrt(even * (1 - even) * float(scaled @ scaled))
+        chance = np.full((1, workers), even) if odds is None or odds.there is None else _even(odds.there[rows])
+        mean, variance = (
+            (scaled[:, None] * chance).sum(axis=0),
+            (scaled[:, None] ** 2 * chance * (1 - chance)).sum(axis=0),
+        )
+        far = mean + 2 * np.sqrt(variance)
         lift = np.expm1(np.outer(THETAS, scaled))
         for worker in np.flatnonzero(load > far).tolist():
-            p[index, worker] = _bound(even, lift, load[worker], workers)
+            p[index, worker] = _bound(chance[:, worker], lift, load[worker], workers)
             if odds is not None and p[index, worker] <= FALSE_ALARMS:
                 p[index, worker] = _bound(odds.of(rows, worker), lift, load[worker], workers)
     return p
+
+
+def _even(there: Bool) -> F64:
+    """[n, K] the same chance for all who could be chosen."""
+    return np.asarray(there / np.maximum(there.sum(axis=1, keepdims=True), 1))
 
 
 def _bound(share: F64 | float, lift: F64, load: float, workers: int) -> float:

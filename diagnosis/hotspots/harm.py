@@ -39,6 +39,8 @@ def did_harm_by_pace(seen: Observed, of: I64, regret: Regret, is_slow: Bool) -> 
     if not len(untold):
         return np.zeros_like(is_slow)
     cost = regret.wait_s[untold] + regret.tokens[untold, None] * regret.token_s
+    if seen.decisions.there is not None:
+        cost = np.where(seen.decisions.there[untold], cost, np.nan)
     chosen = seen.decisions.chosen[untold]
     own, least = cost[np.arange(len(untold)), np.maximum(chosen, 0)], np.fmin.reduce(cost, axis=1)
     known = np.isfinite(own) & np.isfinite(least) & (chosen >= 0)

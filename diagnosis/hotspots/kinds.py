@@ -98,8 +98,10 @@ def dead(seen: Observed, regret: Regret, detected: Detected) -> Bool:
     if seen.policies and set(seen.policies) <= LOOK_AT_NOTHING:
         return none
     load, num, of = seen.decisions.load, detected.num, detected.of
-    told = np.isfinite(load).all(axis=1)
-    if not told.any() or float(np.ptp(load[told])) > 0.0:
+    alive = np.isfinite(load)
+    told = alive.all(axis=1) if seen.decisions.there is None else (alive | ~seen.decisions.there).all(axis=1)
+    told &= alive.any(axis=1)
+    if not told.any() or float(np.ptp(load[told][alive[told]])) > 0.0:
         return none
     queued = told & (np.nan_to_num(regret.waiting).max(axis=1) > 0) & np.isfinite(regret.seconds)
     best, rows = np.maximum(regret.best, 0), np.arange(len(of))
@@ -143,7 +145,7 @@ def _pinned(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | N
         size = int(codes.max()) + 1
         every, mine = np.bincount(codes[known], minlength=size), np.bincount(codes[known & here], minlength=size)
         stays = (mine >= KEY_STAYS * every) & (mine >= MIN_CHOICES)
-        if not stays.any():
+        if not stays.any() or _goes_there_anyway(here, stays[np.maximum(codes, 0)] & known, every):
             continue
         key = int(np.where(stays, mine, -1).argmax())
         kept = float(mine[stays].sum()) / max(int(here.sum()), 1)
@@ -157,12 +159,33 @@ def _pinned(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | N
     alone = (matched == longest[:, None]).sum(axis=1) == 1
     led = here & alone & (matched[:, worker] == longest) & (longest > 0)
     share = float(led.sum()) / max(int(here.sum()), 1)
-    if led.sum() < MIN_CHOICES or share < KEY_SHARE:
+    if led.sum() < MIN_CHOICES or share < KEY_SHARE or not _follows(matched, alone, chosen, worker, seen.num_workers):
         return _kept(seen, rows, worker)
     shared = _commonest(decisions.prefix[rows][led])
     return Named(
         "affinity", {"share_of_worker": share, "requests": float(led.sum()), "of": float(here.sum())}, "match", shared
     )
+
+
+def _goes_there_anyway(here: Bool, keeps: Bool, every: I64) -> bool:
+    """What has none of the keys that stay at the worker goes there just as well: then no key is why. `every`: decisions of each key."""
+    rest = ~keeps
+    if not rest.any():
+        return int((every > 0).sum()) > 1  # of one key alone nobody can tell what would become of another
+    return float(here[rest].mean()) >= KEY_STAYS
+
+
+def _follows(matched: np.ndarray, alone: Bool, chosen: I64, worker: int, workers: int) -> bool:
+    """Choices go where the longest match is more often than the worker's share of all explains; what nobody holds goes elsewhere too."""
+    longest = matched.max(axis=1)
+    free = longest <= 0
+    if free.sum() >= MIN_CHOICES and float((chosen[free] == worker).mean()) >= KEY_STAYS:
+        return False
+    led = alone & ~free
+    holder = matched[led].argmax(axis=1)
+    chance = float((np.bincount(chosen, minlength=workers) / len(chosen))[holder].mean())
+    error = math.sqrt(chance * (1 - chance) / len(holder))
+    return chance >= 1.0 or float((chosen[led] == holder).mean()) - chance > SIGMAS * error
 
 
 def _kept(seen: Observed, rows: I64, worker: int) -> Named | None:
@@ -207,14 +230,15 @@ def chances(seen: Observed) -> Chances:
     if num == 0 or not np.isfinite(decisions.matched).any():
         return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_), np.zeros(num)
     matched = np.fmax(decisions.matched, 0.0)
-    longest, shortest = matched.max(axis=1), matched.min(axis=1)
+    there = np.ones(matched.shape, dtype=np.bool_) if decisions.there is None else decisions.there
+    longest, shortest = matched.max(axis=1, where=there, initial=0.0), matched.min(axis=1, where=there, initial=np.inf)
     prompt = served.prompt_tokens[np.maximum(decisions.request, 0)] if len(served) else np.full(num, np.nan)
     prompt = np.where(decisions.request >= 0, np.nan_to_num(prompt), 0.0)
     enough = np.maximum(CHANCE_TOKENS, CHANCE_RATIO * prompt)
     could = ~decisions.goes_by_load & (longest - shortest >= enough)
-    holders = matched >= longest[:, None] - CHANCE_TOKENS
+    holders = there & (matched >= longest[:, None] - CHANCE_TOKENS)
     did = could & holders[np.arange(num), decisions.chosen]
-    return could, did, holders.mean(axis=1)
+    return could, did, holders.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
 
 
 def ignored(regret: Regret, detected: Detected, found: Chances) -> Bool:

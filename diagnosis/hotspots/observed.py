@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diagnosis.facts import F64, I64
+from diagnosis.facts import F64, I64, Bool
 from store.interface import Window
 
 F32 = npt.NDArray[np.float32]
@@ -53,6 +53,7 @@ class Decisions:
     prefix, tenant    codes into the names of `Observed`, -1 unknown
     session           code of the conversation that it is a turn of, -1 unknown; None where nobody tells
     goes_by_load      the policy's name says that it looks at no prefix
+    there             [N, K] the worker could be chosen (`reachable`); None: everybody could, every time
     """
 
     ids: list[str]
@@ -66,6 +67,7 @@ class Decisions:
     load: F32
     score: F32
     session: I64 | None = None
+    there: Bool | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -107,6 +109,8 @@ class Observed:
     """The loads of the decisions are the router's load gauge, and not what its decisions tell."""
     held: F64 | None = None
     """[N] tokens of the prompt that the chosen worker held at the decision's instant, by the life of its blocks; NaN unknown."""
+    pools: I64 | None = None
+    """[K] code of the pool of each worker: who serves another model, or another part of the work, is compared with none of these. None: one pool."""
 
     def found_there(self) -> F64:
         """[N] tokens that the chosen worker held when it was chosen; where no block tells, what the request found in its turn."""
@@ -117,3 +121,7 @@ class Observed:
     @property
     def num_workers(self) -> int:
         return len(self.workers)
+
+    def pool_of(self) -> I64:
+        """[K] code of each worker's pool."""
+        return np.zeros(self.num_workers, dtype=np.int64) if self.pools is None else self.pools

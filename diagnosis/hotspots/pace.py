@@ -39,21 +39,21 @@ def pace(seen: Observed, num: int) -> tuple[F64, Bool]:
     if seen.num_workers < 2:
         return nothing
     if seen.steps is not None:
-        worker, at, took, usual = usual_seconds(seen.steps, seen.num_workers)
+        worker, at, took, usual = usual_seconds(seen.steps, seen.num_workers, seen.pool_of())
     else:
         served = seen.served
         used = (served.worker >= 0) & (served.computed_tokens > 0) & (served.prefill_s > 0)
         used &= np.isfinite(served.first_token_s)
         worker, at = served.worker[used], served.first_token_s[used]
         took = served.prefill_s[used]
-        usual = usual_of(worker, bucket(served.computed_tokens[used]), took, seen.num_workers)
+        usual = usual_of(worker, bucket(served.computed_tokens[used]), took, seen.num_workers, seen.pool_of())
     level = BY_TEST["pace"] if seen.steps is not None else BY_TEST["pace"] / 2
     return _paced(seen, worker, at, took, usual, num, INTERVAL_S, level)
 
 
 def pace_of_answers(seen: Observed, num: int) -> tuple[F64, Bool]:
     """The same by the tokens of answers where no step was recorded: LONG intervals are one. Slow ones lost MIN_HARM of their time by it."""
-    paced = answers(seen.served, seen.num_workers) if seen.steps is None else None
+    paced = answers(seen.served, seen.pool_of()) if seen.steps is None else None
     if paced is None:
         return np.full((num, seen.num_workers), np.nan), np.zeros((num, seen.num_workers), dtype=np.bool_)
     size = -(-num // LONG)
@@ -99,7 +99,8 @@ def _paced(
         ratio = np.bincount(flat, took[inside], size) / np.bincount(flat, usual[inside], size)
         ratio = np.where(count >= MIN_CHUNK_STEPS, ratio, np.nan)
         logs = np.log(ratio).reshape(num, CHUNKS, seen.num_workers)
-        others = np.fmax(median_of_others(logs), least) if np.isfinite(least) else median_of_others(logs)
+        others = median_of_others(logs, seen.pool_of())
+        others = np.fmax(others, least) if np.isfinite(least) else others
         excess = logs - others
         told = np.isfinite(excess).sum(axis=1)
         mean = (

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from diagnosis.hotspots.aligning import decided, outcomes, served_by, steps_of
-from diagnosis.hotspots.candidates import beliefs_of, candidates
+from diagnosis.hotspots.candidates import beliefs_of, candidates, listed_in
 from diagnosis.hotspots.columns import names_in, natural
 from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.reachable import reached
 from diagnosis.hotspots.rows import known_workers, request_rows, step_rows
 from diagnosis.hotspots.scraped import scraped_loads, scraped_queues
 from diagnosis.parallel import both
+from diagnosis.windows import holds_nothing, shown
 from engine_probe.errors import BadWindow
 from store.evidence.lineage import window_sql
 from store.interface import Store, Window
@@ -48,8 +50,11 @@ def read(store: Store, window: Window) -> Observed:
             requests = requests.filter(pc.is_in(requests["worker"], value_set=pa.array(workers, pa.string())))
     if not has_routes and requests.num_rows == 0:
         raise BadWindow(
-            f"window {window} holds no routing decisions and no requests that name their worker; "
-            "see `kvscope requests list` for what is stored",
+            holds_nothing(
+                store,
+                window,
+                f"window {shown(window)} holds no routing decisions and no requests that name their worker",
+            ),
             window=str(window),
         )
     flat_routes, routes = routes, routes.drop_columns(["candidates"]).take(pa.array(order))
@@ -59,7 +64,7 @@ def read(store: Store, window: Window) -> Observed:
     end_s = (int(bounds["max"].as_py()) + 1 - origin) / 1e9
     if end_s > MAX_SPAN_S:
         raise BadWindow(
-            f"window {window} spans {end_s / 3600:,.0f} hours; at most {MAX_SPAN_S / 3600:.0f} are judged at once: "
+            f"window {shown(window)} spans {end_s / 3600:,.0f} hours; at most {MAX_SPAN_S / 3600:.0f} are judged at once: "
             "give a shorter one, as START/END or NAME@START/END",
             window=str(window),
         )
@@ -69,11 +74,13 @@ def read(store: Store, window: Window) -> Observed:
     if flat is not None and named is not None:
         beliefs = beliefs_of(flat_routes["candidates"], flat, named, workers, order)
         decisions = decided(routes, beliefs, requests, workers, prefix_names, tenants, origin)
+        lists, has_lists = listed_in(flat_routes["candidates"], named, workers, order), len(named) > 0
         policies = names_in(routes["policy"])
     else:
         decisions = outcomes(requests, served, workers, prefix_names, tenants)
-        policies = ()
+        policies, lists, has_lists = (), None, False
     scraped = None if np.isfinite(decisions.load).any() else scraped_loads(store, window, workers, origin, decisions)
+    decisions, pools = reached(store, window, workers, origin, decisions, lists, has_lists)
     told_steps = steps_of(steps, workers, origin)
     return Observed(
         window,
@@ -90,6 +97,7 @@ def read(store: Store, window: Window) -> Observed:
         vantage or "engine",
         gauges=scraped_queues(store, window, workers, origin) if told_steps is None else None,
         loads_scraped=scraped is not None,
+        pools=pools,
     )
 
 
@@ -108,7 +116,7 @@ def _check_size(store: Store, window: Window) -> None:
     width = int(widths[0]) if widths else 1
     if count * width > MAX_CELLS:
         raise BadWindow(
-            f"window {window} holds {count:,} decisions between {width:,} workers, more than are judged at once: give one of "
+            f"window {shown(window)} holds {count:,} decisions between {width:,} workers, more than are judged at once: give one of "
             f"about {MAX_CELLS / (count * width):.0%} of its length",
             window=str(window),
         )

@@ -78,6 +78,8 @@ def regret_of(seen: Observed) -> Regret:
     cost = wait_s + compute_s
     own = cost[decisions.chosen, everyone]
     np.copyto(cost, np.inf, where=np.isnan(cost))
+    if decisions.there is not None:  # who could not be chosen is no alternative
+        np.copyto(cost, np.inf, where=~decisions.there.T)
     cheapest = np.argmin(cost, axis=0) if seen.num_workers else np.zeros(num, dtype=np.int64)
     least = cost[cheapest, everyone]
     has_any = np.isfinite(least)
@@ -110,10 +112,10 @@ def bear(seen: Observed, regret: Regret) -> Borne:
     rows = np.arange(num)
     best = np.where(regret.best >= 0, (regret.wait_s + regret.compute_s)[rows, np.maximum(regret.best, 0)], np.nan)
     by_model = np.fmin(regret.seconds, np.maximum(took - best, 0.0))
-    by_outcome, computing = waited.copy(), took - waited
+    by_outcome, computing, pool = waited.copy(), took - waited, seen.pool_of()
     for worker in range(seen.num_workers):
         mine = decisions.chosen == worker
-        others = computing[~mine & np.isfinite(computing)]
+        others = computing[(pool[decisions.chosen] == pool[worker]) & ~mine & np.isfinite(computing)]
         if len(others):
             by_outcome[mine] += computing[mine] - float(others.mean())
     known = np.isfinite(regret.seconds)
@@ -130,7 +132,11 @@ def seconds_a_token(seen: Observed) -> F64:
         measured = _slopes(served.worker, served.computed_tokens, served.prefill_s, num)
     if not np.isfinite(measured).any():
         return measured
-    return np.where(np.isfinite(measured), measured, np.nanmedian(measured))
+    typical = np.full(num, np.nanmedian(measured))
+    for rows in (seen.pool_of() == code for code in np.unique(seen.pool_of())):
+        if np.isfinite(measured[rows]).any():
+            typical[rows] = np.nanmedian(measured[rows])
+    return np.where(np.isfinite(measured), measured, typical)
 
 
 def _slopes(worker: I64, tokens: F64, seconds: F64, num: int) -> F64:

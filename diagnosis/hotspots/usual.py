@@ -8,13 +8,13 @@ from diagnosis.facts import F64, I64
 from diagnosis.hotspots.observed import Steps
 
 
-def usual_seconds(steps: Steps, workers: int) -> tuple[I64, F64, F64, F64]:
+def usual_seconds(steps: Steps, workers: int, pool: I64) -> tuple[I64, F64, F64, F64]:
     """(worker, end, seconds, usual seconds of steps of the same shape) of the steps that did something."""
     prefill, decode = np.nan_to_num(steps.prefill_tokens), np.nan_to_num(steps.decode_tokens)
     used = (steps.worker >= 0) & (steps.duration_s > 0) & (prefill + decode > 0)
     worker, took = steps.worker[used], steps.duration_s[used]
     shape = bucket(prefill[used]) * 256 + bucket(decode[used])
-    return worker, steps.at_s[used], took, usual_of(worker, shape, took, workers)
+    return worker, steps.at_s[used], took, usual_of(worker, shape, took, workers, pool)
 
 
 def bucket(amount: F64) -> I64:
@@ -22,12 +22,12 @@ def bucket(amount: F64) -> I64:
     return np.where(amount > 0, np.floor(4 * np.log2(np.maximum(amount, 1.0))).astype(np.int64) + 1, 0)
 
 
-def usual_of(worker: I64, shape: I64, took: F64, workers: int) -> F64:
+def usual_of(worker: I64, shape: I64, took: F64, workers: int, pool: I64) -> F64:
     """[m] what a worker takes for the same shape: the median of the workers' means, so that one that is slow moves nobody else's pace.
 
-    NaN where no other worker did it.
+    NaN where no other worker of its pool [K] did it.
     """
-    _, code = np.unique(shape, return_inverse=True)
+    _, code = np.unique(shape * (int(pool.max(initial=0)) + 2) + pool[worker], return_inverse=True)
     num = int(code.max(initial=-1)) + 1
     cell = code * workers + worker
     count = np.bincount(cell, minlength=num * workers)
@@ -37,8 +37,13 @@ def usual_of(worker: I64, shape: I64, took: F64, workers: int) -> F64:
     return np.asarray(usual[code])
 
 
-def median_of_others(values: F64) -> F64:
-    """[..., K] median of the other workers' values; of many workers one's own makes no difference."""
+def median_of_others(values: F64, pool: I64 | None = None) -> F64:
+    """[..., K] median of the other workers' values, of the same pool [K]; of many workers one's own makes no difference."""
+    if pool is not None and (pool != pool[0]).any():
+        others = np.full(values.shape, np.nan)
+        for mine in (np.flatnonzero(pool == code) for code in np.unique(pool)):
+            others[..., mine] = median_of_others(values[..., mine])
+        return others
     workers = values.shape[-1]
     if workers > 16:
         return np.broadcast_to(_median(values)[..., None], values.shape)

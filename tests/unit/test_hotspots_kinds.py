@@ -1,0 +1,99 @@
+"""Which reason is named: a key is none where everything goes to the worker, and a match is none where nothing follows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from diagnosis.hotspots.judge import find
+from diagnosis.hotspots.observed import Observed
+from tests.simulated_routing import LENGTHS, Fleet, Pick, simulate
+
+NUM = 600
+"""Decisions of a window: six intervals of a hundred."""
+
+
+def _fleet(pick: Pick, workers: int = 4, use: float = 0.24) -> Observed:
+    """By routes that tell no load, so that keys and matches alone can be the reason."""
+    seen = simulate(Fleet(workers, pick, LENGTHS["equal"], use=use))
+    unknown = np.full((NUM, workers), np.nan, dtype=np.float32)
+    decisions = replace(seen.decisions, load=unknown, score=unknown, goes_by_load=np.zeros(NUM, dtype=bool))
+    return replace(seen, policies=("mine",), decisions=decisions)
+
+
+def _with(seen: Observed, prefix: np.ndarray | None = None, matched: np.ndarray | None = None) -> Observed:
+    changes = {} if prefix is None else {"prefix": prefix.astype(np.int64)}
+    if matched is not None:
+        changes["matched"] = matched.astype(np.float32)
+    names = () if prefix is None else tuple(f"p{code}" for code in range(int(prefix.max()) + 1))
+    return replace(seen, prefixes=names, decisions=replace(seen.decisions, **changes))
+
+
+def _all_first(number: int, busy: np.ndarray, has: np.ndarray, random: np.random.Generator) -> int:
+    return 0
+
+
+def _held(chosen: np.ndarray, prefix: np.ndarray, workers: int) -> np.ndarray:
+    """[N, K] 400 tokens of a prefix where it was computed before: what an index that hears of everything believes."""
+    held = np.zeros((int(prefix.max()) + 1, workers))
+    matched = np.zeros((len(prefix), workers))
+    for row, (key, worker) in enumerate(zip(prefix, chosen, strict=True)):
+        matched[row] = held[key]
+        held[key, worker] = 400.0
+    return matched
+
+
+def test_no_key_is_named_where_all_of_twenty_go_to_one_worker() -> None:
+    """Each of 20 prefixes stays at w0, and so does everything: the router did not look at them."""
+    spot = find(_with(_fleet(_all_first), np.arange(NUM) % 20)).hotspots[0]
+    assert (spot.kind, spot.subject["id"], spot.advice.replicas) == (None, "w0", None)
+
+
+def test_one_key_that_all_have_is_named() -> None:
+    """A prefix that every prompt begins with, kept at w0: what would become of another cannot be told, so it stands."""
+    spot = find(_with(_fleet(_all_first), np.zeros(NUM))).hotspots[0]
+    assert spot.kind == "affinity"
+    assert "prefix p0" in spot.statement
+
+
+def test_key_that_stays_while_others_go_elsewhere_is_named() -> None:
+    """Half of all have prefix p0 and go to w0; ten more prefixes are spread by turns."""
+    prefix = np.where(np.arange(NUM) % 2 == 0, 0, 1 + np.arange(NUM) // 2 % 10)
+
+    def pick(number: int, busy: np.ndarray, has: np.ndarray, random: np.random.Generator) -> int:
+        return 0 if prefix[number] == 0 else 1 + number // 2 % 3
+
+    spot = find(_with(_fleet(pick, use=0.4), prefix)).hotspots[0]
+    assert spot.kind == "affinity"
+    assert "prefix p0" in spot.statement
+
+
+def test_match_is_no_reason_where_what_nobody_holds_goes_there_too() -> None:
+    """w0 alone holds all it was ever sent, since it is sent everything: the first of each of 100 prefixes as well, which nobody held."""
+    prefix = np.arange(NUM) * 7919 % 100
+    seen = _fleet(_all_first)
+    matched = _held(seen.decisions.chosen, prefix, 4)
+    spot = find(_with(seen, None, matched)).hotspots[0]
+    assert (spot.kind, spot.subject["id"]) == (None, "w0")
+
+
+def test_match_is_the_reason_where_choices_follow_it() -> None:
+    """Every second prompt is held by w0 alone and goes there; what nobody holds goes by turns."""
+    matched = np.zeros((NUM, 4))
+    matched[::2, 0] = 400.0
+
+    def pick(number: int, busy: np.ndarray, has: np.ndarray, random: np.random.Generator) -> int:
+        return 0 if number % 2 == 0 else number // 2 % 4
+
+    spot = find(_with(_fleet(pick, use=0.4), None, matched)).hotspots[0]
+    assert spot.kind == "affinity"
+    assert "follows the longest match" in spot.statement
+
+
+def test_straggler_is_told_the_weight_that_it_is_due() -> None:
+    """A worker that takes twice as long as the others serves half of what they do."""
+    slow = Fleet(4, lambda number, busy, has, random: number % 4, LENGTHS["equal"], 6, 200, use=0.3, slow=((2, 2.0),))
+    [spot] = find(simulate(slow)).hotspots
+    assert spot.kind == "straggler"
+    assert "0.50 of the others' weight" in spot.advice.text
