@@ -29,6 +29,7 @@ from diagnosis.ledger.rows import NEUTRAL, ROWS
 from diagnosis.ledger.spent import Context, long_prefill_tokens
 from diagnosis.ledger.step_reasons import with_step_extras
 from diagnosis.ledger.tiers import found_here_too
+from diagnosis.ledger.usual_reuse import found_by_counters
 from diagnosis.ledger.values import Counted, count, metric_values
 from diagnosis.ledger.work_model import WorkModel, calibrate
 from diagnosis.loading.sight import equal_sight
@@ -258,10 +259,14 @@ def reuse_ratio(facts: Facts, other: Facts) -> float | None:
 
 
 def found_each(facts: Facts, other: Facts) -> float | None:
-    """Prompt tokens that a request of a window found on average, and could in the other one too; None where requests do not tell."""
+    """Prompt tokens that a request of a window found on average, and could in the other one too: by the requests, else by the engine's
+    counter; None where neither tells."""
     cached = found_here_too(facts, other)
     known = cached[np.isfinite(cached)]
-    return float(known.mean()) if len(known) else None
+    if len(known):
+        return float(known.mean())
+    counted = found_by_counters(facts)
+    return None if counted is None else counted / sampled.num_requests(facts.requests)
 
 
 def _mix(base: Facts, suspect: Facts, counted: tuple[Counted, Counted], seed: int) -> Mix:

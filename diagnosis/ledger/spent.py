@@ -14,9 +14,10 @@ from diagnosis.facts import F64, Facts
 from diagnosis.ledger.pair import Compared
 from diagnosis.ledger.rows import KINDS
 from diagnosis.ledger.timeline import Spent, sum_of
-from diagnosis.ledger.usual_reuse import spread_over
+from diagnosis.ledger.usual_reuse import found_by_counters, spread_over
 from diagnosis.ledger.work_model import WorkModel
 from diagnosis.quality import workers_off
+from diagnosis.sampled import num_requests
 
 LONG_PREFILL, LONG_PREFILL_TOKENS = 4.0, 1024
 """A prefill is long from LONG_PREFILL times the baseline's median prompt on, and from LONG_PREFILL_TOKENS at least."""
@@ -162,12 +163,14 @@ def _reuse_shortfall(left: F64, prompt: F64, ratio: float, slower: F64) -> F64:
 
 def _share_that_was_found(facts: Facts, context: Context, shortfall: float) -> float:
     """Share of the shortfall that requests of the other window found more of, each: who finds as many tokens as they and asks with a
-    longer prompt has lost nothing. 1 where requests do not tell."""
+    longer prompt has lost nothing. 1 where neither requests nor the engine's counter tell."""
     cached = facts.requests.get("cached_tokens")
     cached = cached[np.isfinite(cached)]
-    if context.found_each is None or len(cached) == 0 or shortfall <= 0:
+    asked = float(len(cached)) or num_requests(facts.requests)
+    found = float(cached.sum()) if len(cached) else found_by_counters(facts)
+    if context.found_each is None or found is None or shortfall <= 0:
         return 1.0
-    less = context.found_each * len(cached) - float(cached.sum())
+    less = context.found_each * asked - found
     return min(1.0, max(less, 0.0) / shortfall)
 
 

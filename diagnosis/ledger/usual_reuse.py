@@ -18,9 +18,12 @@ import pyarrow.compute as pc
 
 from diagnosis.facts import F64, I64, Facts, rows_by_code
 from diagnosis.ledger.tiers import found_here_too
+from diagnosis.sampled import total
 
 FEWEST: Final = 10
 """Requests of a kind that have to tell what they found, in a window, before it says what is usual."""
+COUNTED: Final = 0.2
+"""Share by which looked-up tokens and those of the prompts may differ: scrapes begin and end beside the window, preempted requests look twice."""
 BEST: Final = 0.9
 """Quantile of the share that requests of a kind find, which one finds whose prefix is all there."""
 
@@ -60,6 +63,18 @@ def usual_reuse(facts: Facts, other: Facts) -> UsualReuse | None:
         total = float(((usual - found[0][here]) * prompt[0][here]).sum())
         lost[here] = missed[here] * min(1.0, max(total, 0.0) / float(missed[here].sum()))
     return UsualReuse(missed, lost)
+
+
+def found_by_counters(facts: Facts) -> float | None:
+    """Prompt tokens that all requests of the window found together, by the engine's hit counter; None where it counts others beside them.
+
+    It counts these requests if as many tokens were looked up as their prompts have, give or take COUNTED.
+    """
+    queries, hits = (facts.samples.get(f"prefix_{name}_tokens_total") for name in ("queries", "hits"))
+    prompt = total(facts.requests, "prompt_tokens")
+    if not queries or hits is None or not prompt or abs(queries / prompt - 1.0) > COUNTED:
+        return None
+    return hits
 
 
 def spread_over(left: F64, total: float, missed: F64 | None) -> F64:

@@ -170,6 +170,27 @@ def test_a_long_prompt_is_its_own_work_and_the_others_loss() -> None:
     assert row(ledger, "own_prefill") == [1.0, 0.05]
 
 
+@pytest.mark.parametrize(("hits", "lost"), [(800.0, 0.0), (400.0, 400.0)])
+def test_longer_prompts_that_find_as_much_lost_no_reuse(hits: float, lost: float) -> None:
+    """The others found 80 of 100 tokens each. Ten prompts, one of 500 tokens, are 1,400; at that rate 280 would be left to compute.
+
+    Where they found 800 together, as many each as the others, the 600 that are left to compute are 320 beyond it, but nothing was lost.
+    Where they found 400, 1,000 are left, 720 beyond it, and 400 fewer were found: lost are 400.
+    """
+    prompt = [100.0] * 9 + [500.0]
+    left = (sum(prompt) - hits) / sum(prompt)
+    requests = request_facts(
+        np.arange(10.0),
+        queue=[0.0] * 10,
+        prefill=[0.1] * 9 + [0.5],
+        prompt_tokens=prompt,
+        computed_tokens=[left * tokens for tokens in prompt],
+    )
+    samples = {"prefix_queries_tokens_total": 1400.0, "prefix_hits_tokens_total": hits}
+    told = own_work(facts(requests, samples=samples), context(reuse_ratio=0.8, found_each=80.0)).tokens["reuse_lost"]
+    assert told.sum() == pytest.approx(lost)
+
+
 def test_cold_start_counts_only_what_stands_out() -> None:
     """20 requests after a start miss everything, 20 later ones find 80 %: 80 tokens of 100 each are the cold cache's."""
     arrival = [*np.linspace(0, 30, 20), *np.linspace(100, 130, 20)]

@@ -7,7 +7,8 @@ import pytest
 
 from diagnosis.claims.displaced import shares
 from diagnosis.facts import Facts
-from diagnosis.ledger.usual_reuse import spread_over, usual_reuse
+from diagnosis.judge import found_each
+from diagnosis.ledger.usual_reuse import found_by_counters, spread_over, usual_reuse
 from tests.factories import facts, request_facts
 
 
@@ -67,3 +68,23 @@ def test_shares_leave_out_what_nobody_owns() -> None:
     """300 of tenant a, 100 of b; 600 of nobody count for neither."""
     owner = np.array(["a", "b", None], dtype=object)
     assert shares(np.array([300.0, 100.0, 600.0]), owner) == [("a", 0.75), ("b", 0.25)]
+
+
+def counted(prompts: list[int], queries: float, hits: float) -> Facts:
+    """Requests that do not tell what they found, beside the engine's counters."""
+    samples = {"prefix_queries_tokens_total": queries, "prefix_hits_tokens_total": hits}
+    requests = request_facts([float(i) for i in range(len(prompts))], prompt_tokens=prompts)
+    return facts(requests, samples=samples)
+
+
+def test_the_counter_tells_what_requests_found_where_they_do_not() -> None:
+    """Ten prompts of 1,000, of which 8,000 tokens were found: 800 each."""
+    found = counted([1000] * 10, 10_000.0, 8_000.0)
+    assert found_by_counters(found) == 8_000.0
+    assert found_each(found, found) == 800.0
+
+
+@pytest.mark.parametrize(("queries", "hits"), [(12_000.0, 8_000.0), (12_100.0, None), (7_900.0, None)])
+def test_a_counter_of_other_requests_tells_nothing(queries: float, hits: float | None) -> None:
+    """Of 10,000 tokens of the prompts a fifth more may have been looked up; beyond that it counts requests that nobody recorded."""
+    assert found_by_counters(counted([1000] * 10, queries, 8_000.0)) == hits
