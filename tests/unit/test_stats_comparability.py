@@ -114,6 +114,21 @@ def test_a_longer_tail_of_prompts_is_seen():
     assert sum(mix.n_effective) > 5800
 
 
+def test_a_small_class_is_not_drowned_by_many_strata():
+    """Reports are 4 % of 2,000 requests and then 8 %: over all lengths and tenants the mixes look alike, over workloads they do not.
+    At the common 6 % a report counts 1.5 and 0.75 times, and all others together as 94 %."""
+    base, suspect = window(2000, 1), window(2000, 2)
+    base["workload"][:80] = suspect["workload"][:160] = "report"
+    mix = common_mix(base, suspect)
+    assert mix.moved == ("workload",)
+    assert mix.shifted
+    assert "over 3 strata" in text_of(mix)
+    assert mix.w_base[0] == pytest.approx(1.5)
+    assert mix.w_suspect[0] == pytest.approx(0.75)
+    assert mix.w_base[80:].sum() == pytest.approx(0.94 * 2000)
+    assert mix.w_suspect[160:].sum() == pytest.approx(0.94 * 2000)
+
+
 def test_dimensions_that_moved_together_are_seen():
     """Chat and code swap their tenants: no dimension moves alone, the cross does."""
     names = np.array(["chat", "code"] * 300, dtype=object)
