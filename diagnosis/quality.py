@@ -37,6 +37,7 @@ CHECKS = (
     clocks.client_e2e,
     reuse.cached_tokens,
     reuse.hit_counter,
+    reuse.unsaid_reuse,
     reuse.caching_flag,
     reuse.lookups,
     reuse.token_sums,

@@ -255,14 +255,14 @@ def _inside(facts: Facts, check: str, column: str, end_s: F64, which: str, word:
 
 
 def _skewed(facts: Facts, found: list[Skew]) -> Check:
-    told = listing([f"{skew.worker}'s is {_words(skew)}" for skew in found[:3]])
+    told = listing([f"{skew.worker}'s is {_words(skew)} its callers'" for skew in found[:3]])
     others = f", and those of {number(len(found) - 3)} more workers are off" if len(found) > 3 else ""
     worst = found[0]
     spoils = worst.by_s > SPOILS_S
     return Check(
         "clocks",
         "contradiction" if spoils else "warning",
-        f"{facts.name}: clocks differ: {told} of its callers'{others}; otherwise requests would have come before they were sent, or "
+        f"{facts.name}: clocks differ: {told}{others}; otherwise requests would have come before they were sent, or "
         "tokens before they were made",
         "clock",
         REST_ON_CLOCKS,
@@ -274,7 +274,7 @@ def _skewed(facts: Facts, found: list[Skew]) -> Check:
 
 def _words(skew: Skew) -> str:
     size, half = abs(skew.ahead_s), (skew.high_s - skew.low_s) / 2
-    return f"{seconds(size)} (+- {seconds(half)}) {'ahead' if skew.ahead_s > 0 else 'behind'}"
+    return f"{seconds(size)} (+- {seconds(half)}) {'ahead of' if skew.ahead_s > 0 else 'behind'}"
 
 
 def _routed_apart(facts: Facts) -> Check | None:

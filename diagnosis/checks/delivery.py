@@ -90,6 +90,12 @@ def lost_share(facts: Facts) -> float:
     return 2.0 * max(missing / (missing + seen) if seen else 0.0, alone)
 
 
+def missing_share(facts: Facts) -> float:
+    """Share of the steps that are missing by the schedulers' own numbers; 0 where they number none."""
+    missing, seen = _missing_steps(facts)
+    return missing / (missing + seen) if seen else 0.0
+
+
 def handed_over(facts: Facts) -> float:
     """Share of the requests that one worker prefilled and another decoded: counters of both tell of them."""
     moves = facts.handover

@@ -14,7 +14,7 @@ import numpy as np
 
 from diagnosis.checks.check import NUMBERS_OF_REUSE, RARE, TOLERANCE, Check, differ, is_rare
 from diagnosis.checks.counters import leave_out, rise
-from diagnosis.checks.delivery import handed_over, lost_share
+from diagnosis.checks.delivery import handed_over, lost_share, missing_share
 from diagnosis.facts import Facts
 from diagnosis.sampled import margin, rate_of, total
 from diagnosis.telling.wording import listing, number, percent
@@ -28,6 +28,8 @@ OUTSIDE = "external_hits_tokens_total"
 CONNECTORS = frozenset({"kv_connector", "kv_offloading_size"})
 """Flags of an engine whose requests may find what they ask for in another cache than its own."""
 
+MOST_MISSING = 0.5
+"""Share of the steps that may be missing before the others tell what they computed."""
 READ = 0.5
 """Share of the window between the first and the last reading of a counter, from which on its rise is that of the window."""
 
@@ -91,8 +93,25 @@ def cached_tokens(facts: Facts) -> Check | None:
         told_by_both = f"{statement}; of {percent(twice)} of the requests a second worker counts what it found too"
         return Check("cached_tokens", "ok", told_by_both, "telemetry")
     agree = not differ(told, meant, least=0.0, error=error)
+    unit = 0 if agree else in_blocks(facts, counted, told, error)
+    if unit:
+        return Check(
+            "cached_tokens",
+            "contradiction",
+            f"{statement}: the counter counts blocks of {unit} tokens, not tokens",
+            "telemetry",
+            NUMBERS_OF_REUSE["counter"],
+            counted,
+            "blocks",
+        )
     touched = None if agree else NUMBERS_OF_REUSE["counter"] | NUMBERS_OF_REUSE["requests"]
     return Check("cached_tokens", "ok" if agree else "warning", statement, "telemetry", touched)
+
+
+def in_blocks(facts: Facts, counted: float, told: float, error: float = 0.0) -> int:
+    """Tokens of a block, where the counter is as much smaller than `told` tokens as one that counts blocks would be; else 0."""
+    size = facts.block_size() or 0
+    return size if size > 1 and counted > 0 and not differ(told, counted * size, least=0.0, error=error) else 0
 
 
 def hit_counter(facts: Facts) -> Check | None:
@@ -110,6 +129,17 @@ def hit_counter(facts: Facts) -> Check | None:
         f"were {said}"
     )
     most, least = max(w.tokens for w in others), min(w.tokens for w in others)
+    unit = in_blocks(facts, counted, most)
+    if unit and _is_much(most - outside, asked):
+        return Check(
+            "hit_counter",
+            "contradiction",
+            statement + f": the counter counts blocks of {unit} tokens, not tokens",
+            "telemetry",
+            NUMBERS_OF_REUSE["counter"],
+            counted,
+            "blocks",
+        )
     if counted <= NONE_OF * asked and _is_much(most - outside, asked):
         return Check(
             "hit_counter",
@@ -131,6 +161,34 @@ def hit_counter(facts: Facts) -> Check | None:
             "tokens",
         )
     return Check("hit_counter", "ok", statement)
+
+
+def unsaid_reuse(facts: Facts) -> Check | None:
+    """Requests that say nothing was found, beside steps that computed far less than the prompts, where no hit counter says otherwise."""
+    told, prompt, by_steps = (
+        total(facts.requests, "cached_tokens"),
+        total(facts.requests, "prompt_tokens"),
+        _by_steps(facts),
+    )
+    if told is None or not prompt or by_steps is None or handed_over(facts):
+        return None
+    counted, asked = (facts.samples.get(name) for name in COUNTERS)
+    is_silent = counted is not None and counted <= NONE_OF * (asked or 0.0) and was_read(facts)
+    if (counted is not None and not is_silent) or rate_of(facts.requests, "cached_tokens") < 1.0:
+        return None  # the two are held against each other, and the steps beside them
+    if told > NONE_OF * prompt or not _is_much(by_steps - told, prompt):
+        return None
+    who = "requests and hit counter say" if is_silent else "requests say"
+    return Check(
+        "unsaid_reuse",
+        "contradiction",
+        f"{facts.name}: {who} that {number(told)} of {number(prompt)} prompt tokens were found cached, and the steps computed "
+        f"{number(by_steps)} fewer than there are: what is said of reuse is not true",
+        "telemetry",
+        NUMBERS_OF_REUSE["requests"] | (NUMBERS_OF_REUSE["counter"] if is_silent else frozenset()),
+        by_steps,
+        "tokens",
+    )
 
 
 def caching_flag(facts: Facts) -> Check | None:
@@ -249,17 +307,25 @@ def witnesses(facts: Facts) -> list[Witness]:
 
 
 def _by_steps(facts: Facts) -> float | None:
-    """Prompt tokens that no step computed; None where steps or prompts are not all known."""
+    """Prompt tokens that no step computed; None where steps or prompts are not all known.
+
+    What never came to be computed was not reused: prompts of requests that ended without a first token are left out. Steps that are
+    missing computed as much as the others.
+    """
     prompt = facts.samples.get("prompt_tokens_total")
     if prompt is None and not facts.num_warmup and facts.requests.sample_rate is None:
         prompt = total(facts.requests, "prompt_tokens")
-    if facts.steps is None or prompt is None:
+    lost = missing_share(facts)
+    if facts.steps is None or prompt is None or lost > MOST_MISSING:
         return None
+    r = facts.requests
+    unserved = ~r.finished & ~np.isfinite(r.first_token_s)
+    prompt -= float(np.nansum(r.get("prompt_tokens")[unserved])) / rate_of(r, "prompt_tokens")
     computed = facts.steps.get("prefill_tokens")
     if not np.isfinite(computed).any() or set(facts.requests.worker_names) - set(facts.steps.worker_names):
         return None
     again = float(np.nansum(facts.steps.get("recomputed_tokens")))
-    return max(prompt - (float(np.nansum(computed)) - again), 0.0)
+    return max(prompt - (float(np.nansum(computed)) - again) / (1.0 - lost), 0.0)
 
 
 def _beside(outside: float) -> str:

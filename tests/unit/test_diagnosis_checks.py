@@ -52,6 +52,66 @@ def steps(worker: str = "w0", num: int = 60, **numbers: Any) -> StepFacts:
     )
 
 
+# What never came to be computed, and in which unit a counter counts
+
+
+def _given_up(known: Facts, share: int) -> Facts:
+    """Of every `share` requests one ended without a first token."""
+    r = known.requests
+    gone = np.arange(N) % share == 0
+    first = np.where(gone, np.nan, r.first_token_s)
+    return replace(known, requests=replace(r, finished=~gone, first_token_s=first, engine_first_s=first))
+
+
+@pytest.mark.parametrize(("computed", "status"), [(7_500, "ok"), (1_500, "contradiction")])
+def test_prompts_that_were_never_computed_are_not_reused(computed: int, status: str) -> None:
+    """25 of 100 prompts of 100 tokens were turned away: 7,500 to compute. All computed: nothing reused; 1,500: 6,000 were."""
+    samples = {QUERIES: 7_500.0, HITS: 0.0}
+    known = _given_up(plain(samples=samples, steps=steps(prefill_tokens=computed / 60)), 4)
+    made = reuse.hit_counter(known)
+    assert made is not None
+    assert made.status == status
+
+
+def test_steps_that_are_missing_computed_as_much_as_the_others() -> None:
+    """48 of 60 steps are there, with 8,000 of 10,000 tokens: nothing was reused, and no counter lies."""
+    kept = np.delete(np.arange(61.0), np.arange(5, 60, 5)[:12])
+    there = steps(num=len(kept), step=kept, prefill_tokens=10_000 / 61)
+    made = reuse.hit_counter(plain(samples={QUERIES: 10_000.0, HITS: 0.0}, steps=there))
+    assert made is not None
+    assert made.status == "ok"
+
+
+@pytest.mark.parametrize("tells", ["requests", "steps"])
+def test_counter_of_blocks_is_named_so(tells: str) -> None:
+    """6,400 tokens were reused, blocks have 16: a counter at 400 counts blocks; one at 3,000 is only off."""
+    for hits, in_blocks in ((400.0, True), (3_000.0, False)):
+        samples = {QUERIES: 10_000.0, HITS: hits}
+        if tells == "requests":
+            known = plain(samples=samples, cached_tokens=64.0)
+        else:
+            known = plain(samples=samples, steps=steps(prefill_tokens=3_600 / 60))
+        known = replace(known, workers=[WorkerFacts("w0", block_size=16)])
+        made = reuse.cached_tokens(known) if tells == "requests" else reuse.hit_counter(known)
+        assert made is not None
+        assert ("blocks of 16 tokens" in made.statement, made.contradicts) == (in_blocks, in_blocks)
+
+
+def test_requests_that_say_nothing_was_found_are_held_against_the_steps() -> None:
+    """The steps computed 4,000 of 10,000 prompt tokens. A counter that tells is held against both elsewhere."""
+    few = steps(prefill_tokens=4_000 / 60)
+    made = reuse.unsaid_reuse(plain(steps=few, cached_tokens=0.0))
+    assert made is not None
+    assert made.contradicts
+    assert made.touches == NUMBERS_OF_REUSE["requests"]
+    both = reuse.unsaid_reuse(plain(samples={QUERIES: 10_000.0, HITS: 0.0}, steps=few, cached_tokens=0.0))
+    assert both is not None
+    assert both.touches == NUMBERS_OF_REUSE["requests"] | NUMBERS_OF_REUSE["counter"]
+    assert reuse.unsaid_reuse(plain(samples={QUERIES: 10_000.0, HITS: 6_000.0}, steps=few, cached_tokens=0.0)) is None
+    assert reuse.unsaid_reuse(plain(steps=steps(prefill_tokens=10_000 / 60), cached_tokens=0.0)) is None
+    assert reuse.unsaid_reuse(plain(steps=few, cached_tokens=60.0)) is None
+
+
 # The same counters, opposite truths: hits 0, queries 10,000
 
 
