@@ -1,7 +1,7 @@
 """Which two windows are compared, and why: named runs, times, or chosen by a stated rule.
 
 `NAME`            the run of that name
-`START/END`       live rows; instants as ISO 8601 (UTC where no zone is given) or nanoseconds; `now`, `-15m`, `-2h` also work
+`START/END`       live rows; instants as ISO 8601 (UTC where no zone is given) or nanoseconds; `now`, `-15m`, `-2h` also work; no END: now
 `NAME@START/END`  a part of a run
 """
 
@@ -51,6 +51,10 @@ def parse_window(text: str, store: Store, now_ns: int) -> Window:
     if "/" not in span:
         raise BadWindow(f"{text!r} is neither a run nor START/END; known runs: {_known(runs)}", window=text)
     start_text, _, end_text = span.partition("/")
+    if not start_text.strip():
+        raise BadWindow(
+            f"window {text!r} does not say where it starts: give START/END (without an END it ends now)", window=text
+        )
     start, end = parse_instant(start_text, now_ns), parse_instant(end_text, now_ns)
     if end == start:
         raise BadWindow(f"window {text!r} is empty: it ends before it starts, or just there", window=text)
@@ -170,7 +174,7 @@ def choose(store: Store, baseline: Window | None, suspect: Window | None, now_ns
 
 def latest(store: Store, now_ns: int) -> Window:
     """The last 15 minutes, or the last 15 that hold requests. Raises BadWindow where nothing live is stored."""
-    end = _newest(store, now_ns)
+    end = _newest(store, now_ns, "name a run instead, or START/END of one as NAME@START/END")
     return Window(end - DEFAULT_LENGTH, end)
 
 
@@ -263,15 +267,11 @@ def judged_vantage(seen: Collection[str]) -> str | None:
     return next((vantage for vantage in VANTAGES if vantage in seen), None)
 
 
-def _newest(store: Store, now_ns: int) -> int:
+def _newest(store: Store, now_ns: int, instead: str = "name two runs instead") -> int:
     newest = store.query("SELECT max(arrival_ns) FROM request WHERE run_id IS NULL").column(0)[0].as_py()
     if newest is None:
         runs = store.runs()
-        hint = (
-            f"; name two runs instead (known: {_known(runs)})"
-            if runs
-            else "; attach an engine or import a recording first"
-        )
+        hint = f"; {instead} (known: {_known(runs)})" if runs else "; attach an engine or import a recording first"
         raise BadWindow("no live requests are stored" + hint, window="last 15 minutes")
     return now_ns if newest > now_ns - 15 * MINUTE else int(newest) + 1
 

@@ -29,7 +29,7 @@ QuantileOption = Annotated[str, typer.Option(help="Decimal between 0 and 1.")]
 VantageOption = Annotated[
     str | None, typer.Option(help="client, engine or router.", show_default="client's where both have it")
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of the bootstrap; the same seed gives the same verdict.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap; the same seed gives the same verdict.")]
 
 
 BundleOption = Annotated[

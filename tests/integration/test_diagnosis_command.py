@@ -163,6 +163,7 @@ def test_the_same_seed_gives_the_same_document(diagnose: Run) -> None:
         ((*OFF, "--quantile", "0.9999999"), "give a decimal from 0.0001 to 0.9999"),
         ((*OFF, "--quantile", "0.99" + "0" * 99), "no quantile"),
         ((*OFF, "--seed", "x"), "seed"),
+        ((*OFF, "--seed", "-1"), "seed"),
         ((*OFF, "--colour", "red"), "colour"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.windows import DAY, MINUTE, NS, choose, parse_instant, parse_window, vantages
+from diagnosis.windows import DAY, MINUTE, NS, choose, latest, parse_instant, parse_window, vantages
 from engine_probe.errors import BadWindow
 from engine_probe.schema import table_from_rows
 from store.interface import Batch, Store, Window
@@ -130,7 +130,7 @@ def test_windows(named: Store, text: str, window: Window) -> None:
         ("before@yesterday", "neither a run nor START/END"),
         ("now/-15m", "ends before it starts"),
         ("now/now", "ends before it starts"),
-        ("/now", "ends before it starts"),
+        ("/now", "does not say where it starts"),
         ("2027-01-01/2027-01-02", "future"),
         ("", "neither a run nor START/END"),
         ("a/b/c", "no instant"),
@@ -233,6 +233,19 @@ def test_only_runs_stored(named: Store) -> None:
     """Runs have no last 15 minutes: name two of them."""
     with pytest.raises(BadWindow, match=r"name two runs instead \(known: before, exp/a@b"):
         choose(named, None, None, NOW)
+
+
+def test_one_window_takes_one_run(named: Store) -> None:
+    """Who asks for the last 15 minutes alone is told to name one run, not two."""
+    with pytest.raises(BadWindow, match=r"name a run instead.*\(known: before, exp/a@b"):
+        latest(named, NOW)
+
+
+def test_a_window_says_where_it_starts(named: Store) -> None:
+    """No START is no instant; without an END it ends now."""
+    with pytest.raises(BadWindow, match="does not say where it starts"):
+        parse_window(f"before@/{NOW}", named, NOW)
+    assert parse_window(f"before@{NOW - HOUR}/", named, NOW) == Window(NOW - HOUR, NOW, "before")
 
 
 def test_a_run_needs_a_baseline(named: Store) -> None:
