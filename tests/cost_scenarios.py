@@ -121,8 +121,10 @@ def recorded_a_little_longer() -> Pair:
 # small settings: every request waits 0.5 s in a step that ends when it is scheduled
 
 
-def _bound(wait: float, what: str, used: Any = 100.0, *, seats: int = 8, chunks: float = 1.0) -> Facts:
-    requests = plain(0.1, queue=wait, prefill_chunks=chunks)
+def _bound(
+    wait: float, what: str, used: Any = 100.0, *, seats: int = 8, chunks: Any = 1.0, tokens: Any = 160.0
+) -> Facts:
+    requests = plain(0.1, queue=wait, prefill_chunks=chunks, computed_tokens=tokens)
     waiting = {f"waiting_on_{name}": np.full(N, float(name == what and wait > 0)) for name in WAITING_ON}
     told = StepFacts(
         np.zeros(N, dtype=np.int64),
@@ -166,6 +168,16 @@ def few_seats_in_a_full_pool() -> Pair:
 def small_chunks() -> Pair:
     """160 tokens in 4 steps in place of 1, and 0.5 s of waiting for the budget: all of the change."""
     return pair(_bound(0.0, "budget"), _bound(0.5, "budget", chunks=4.0))
+
+
+LONG = np.arange(N) % 10 == 0
+
+
+def small_chunks_of_few() -> Pair:
+    """Six of 60 prompts compute 3,200 tokens, in 8 steps in place of 1; the others 160 in one, as before."""
+    tokens = np.where(LONG, 3200.0, 160.0)
+    cut = _bound(0.5, "budget", tokens=tokens, chunks=np.where(LONG, 8.0, 1.0))
+    return pair(_bound(0.0, "budget", tokens=tokens), cut)
 
 
 def whole_prompts() -> Pair:

@@ -8,7 +8,7 @@ from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where, request_sql
-from diagnosis.facts import Facts
+from diagnosis.facts import F64
 from diagnosis.telling.wording import number, percent, seconds
 
 MORE_CHUNKS = threshold(
@@ -48,13 +48,13 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for the token budget")
     budget, budget_before = (setting(facts, "max_num_batched_tokens") for facts in (case.suspect, case.base))
-    chunk, chunk_before = _tokens_a_chunk(case.suspect), _tokens_a_chunk(case.base)
+    chunk, chunk_before = _tokens_a_chunk(case)
     size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
     if size is None or before is None:
         return None
     if not MORE_CHUNKS.is_reached(before / size):
         return Excluded(
-            f"prompts were computed up to {number(size)} tokens at a time ({number(before)} in the {case.base_word}): the budget is as before"
+            f"prompts were computed {number(size)} tokens at a time ({number(before)} in the {case.base_word}): the budget cut them as before"
         )
     if bound.blocks_used is not None and not bound.had_room:
         return Excluded(
@@ -86,7 +86,7 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
 def _by_settings(case: Case) -> Claim | Excluded | None:
     """Where no step tells what requests wait for: a lower budget by the workers' settings, and prompts in more and smaller chunks."""
     budget = lowered(case.base, case.suspect, "max_num_batched_tokens")
-    chunk, before = _tokens_a_chunk(case.suspect), _tokens_a_chunk(case.base)
+    chunk, before = _tokens_a_chunk(case)
     if budget is None or chunk is None or before is None:
         return None
     if not MORE_CHUNKS.is_reached(before / chunk):
@@ -105,8 +105,8 @@ def _by_settings(case: Case) -> Claim | Excluded | None:
 def _chunks(case: Case, chunk: float, before: float) -> Evidence:
     mean, mean_before = (float(np.nanmean(f.requests.get("prefill_chunks"))) for f in (case.suspect, case.base))
     return Evidence(
-        f"a prompt took {number(mean)} steps on average ({number(mean_before)} in the {case.base_word}), "
-        f"{number(chunk)} computed tokens in each ({number(before)})",
+        f"a prompt took {number(mean)} steps on average ({number(mean_before)} in the {case.base_word}), and who takes several was computed "
+        f"{number(chunk)} tokens at a time ({number(before)})",
         mean,
         "steps",
         request_sql(case, case.suspect, "avg(prefill_chunks) AS steps", "prefill_chunks"),
@@ -122,8 +122,21 @@ def _budget(case: Case, budget: int, before: int) -> Evidence:
     )
 
 
-def _tokens_a_chunk(facts: Facts) -> float | None:
-    """Computed prompt tokens over the steps that they took, of the requests that tell both; None where none does."""
-    tokens, chunks = facts.requests.get("computed_tokens"), facts.requests.get("prefill_chunks")
-    known = np.isfinite(tokens) & np.isfinite(chunks) & (chunks > 0)
-    return float(tokens[known].sum() / chunks[known].sum()) if known.any() else None
+def _tokens_a_chunk(case: Case) -> tuple[float | None, float | None]:
+    """Computed prompt tokens over the steps that they took, of (suspect, base): of prompts that one of the windows computes in one step and
+    the other could not, where both have such, else of all that tell both. Short prompts take one step at any budget."""
+    told = []
+    for facts in (case.suspect, case.base):
+        tokens, chunks = facts.requests.get("computed_tokens"), facts.requests.get("prefill_chunks")
+        known = np.isfinite(tokens) & np.isfinite(chunks) & (chunks > 0)
+        told.append((tokens[known], chunks[known]))
+    if not all(len(tokens) for tokens, _ in told):
+        return _over(*told[0]), _over(*told[1])
+    least = min(float((tokens / chunks).max()) for tokens, chunks in told)
+    longer = [(tokens[tokens > least], chunks[tokens > least]) for tokens, chunks in told]
+    now, before = longer if all(len(tokens) for tokens, _ in longer) else told
+    return _over(*now), _over(*before)
+
+
+def _over(tokens: F64, chunks: F64) -> float | None:
+    return float(tokens.sum() / chunks.sum()) if len(tokens) else None

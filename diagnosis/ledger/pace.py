@@ -73,11 +73,8 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
     gaps = requests.gaps
     if gaps is None or len(gaps.gap_s) == 0:
         return Pace(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), np.empty(0))
-    per_token = gaps.gap_s / np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
-    decoded, accepted = requests.get("output_tokens") - 1, requests.get("accepted_tokens")
-    if np.isfinite(accepted).any():  # of a step that speculates several tokens come at once
-        a_step = np.divide(decoded, decoded - accepted, out=np.ones(len(requests)), where=decoded > accepted)
-        per_token = per_token * (1.0 if gaps.is_even else a_step[gaps.request])
+    tokens = np.where(np.isfinite(gaps.tokens) & (gaps.tokens > 0), gaps.tokens, 1.0)
+    per_token = gaps.gap_s / tokens
     running = np.empty(len(per_token))
     quiet = np.zeros(len(per_token), dtype=bool)
     gap_rows = rows_by_code(requests.worker[gaps.request], len(requests.worker_names))
@@ -87,8 +84,14 @@ def quiet_gaps(requests: RequestFacts) -> Pace:
         firsts = np.sort(firsts[np.isfinite(firsts)])
         running[rows] = decoding_at(requests, mine, at - gap / 2)
         quiet[rows] = np.searchsorted(firsts, at + 1e-3, "right") == np.searchsorted(firsts, at - gap, "right")
+    decoded, accepted = requests.get("output_tokens") - 1, requests.get("accepted_tokens")
     if gaps.is_even:
         per_token = _means_of(gaps.request, per_token, quiet)
+    elif np.isfinite(accepted).any():  # of a step that speculates several tokens come at once, now more and now fewer
+        a_step = np.divide(decoded, decoded - accepted, out=np.ones(len(requests)), where=decoded > accepted)
+        seconds, brought = (_means_of(gaps.request, each, quiet) for each in (gaps.gap_s, tokens))
+        mean = np.divide(seconds, brought, out=per_token.copy(), where=brought > 0) * a_step[gaps.request]
+        per_token = np.where(a_step[gaps.request] > 1.0, mean, per_token)
     at = gaps.at_s[quiet]
     return Pace(per_token[quiet], running[quiet], at, gaps.request[quiet], at - gaps.gap_s[quiet] / 2)
 

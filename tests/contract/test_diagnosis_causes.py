@@ -23,7 +23,7 @@ from store.interface import Window
 from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
-from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool
+from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool, small_chunks_of_few
 from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
@@ -266,6 +266,12 @@ def test_load_is_what_each_worker_gets() -> None:
 def test_few_seats_that_requests_wait_for_began() -> None:
     """60 requests wait for one of 8 seats, none for one of 32: no two draws of one traffic differ so."""
     assert [cause.began for cause in judged(few_seats()).causes if cause.cause == "small_batch"] == [True]
+
+
+def test_chunks_are_told_by_the_prompts_that_take_several() -> None:
+    """On average a step computed 464 tokens and now 273, a ratio of 1.7; of the long prompts it is 3,200 and 400: the budget cuts those."""
+    named = next(cause for cause in judged(small_chunks_of_few()).causes if cause.cause == "chunk_budget")
+    assert any("400 tokens at a time (3,200)" in evidence["statement"] for evidence in named.evidence)
 
 
 def test_few_seats_are_not_blamed_where_there_was_no_room_for_more() -> None:
