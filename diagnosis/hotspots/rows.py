@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from diagnosis.facts import I64, Bool
+from diagnosis.delivered_twice import again
+from diagnosis.facts import I64
 from store.evidence.lineage import window_sql
 from store.interface import Store, Window
 
 NOT_WARMUP = "coalesce(labels['phase'], '') <> 'warmup'"
-STEP_SAYS = ("duration_s", "prefill_tokens", "decode_tokens", "num_running", "waiting")
+STEP_SAYS = ("worker", "duration_s", "prefill_tokens", "decode_tokens", "num_running", "waiting")
 """Of two steps of one worker that ended at one instant and agree in all of it, one was delivered twice."""
 WARMUP_REACH_NS = 60_000_000_000
 """How far from the window a warm-up row of a request is looked for."""
@@ -64,20 +65,7 @@ def route_rows(store: Store, window: Window) -> tuple[pa.Table, I64]:
     if warmup.num_rows:
         judged = ~np.asarray(pc.is_in(table["request_id"], value_set=warmup["request_id"].combine_chunks()))
         order = order[judged[order]]
-    return table, order[~_as_before(table, ("at_ns", "request_id", "chosen"), order)]
-
-
-def _as_before(table: pa.Table, columns: tuple[str, ...], order: I64) -> Bool:
-    """[n] the row says in these columns what the one in front of it in this order says: it was delivered twice."""
-    again = np.zeros(len(order), dtype=np.bool_)
-    at = np.asarray(table[columns[0]])[order]
-    same = np.flatnonzero(at[1:] == at[:-1])  # few have the instant of another
-    for name in columns[1:]:
-        one, other = (table[name].take(pa.array(order[rows])).combine_chunks() for rows in (same + 1, same))
-        both_null = pc.and_(pc.is_null(one), pc.is_null(other))
-        same = same[np.asarray(pc.or_(pc.fill_null(pc.equal(one, other), False), both_null))]
-    again[same + 1] = True
-    return again
+    return table, order[~again(table, "at_ns", ("request_id", "chosen"), order)]
 
 
 def step_rows(store: Store, window: Window) -> pa.Table:
@@ -88,8 +76,8 @@ def step_rows(store: Store, window: Window) -> pa.Table:
         f"num_waiting_prefill AS waiting FROM step WHERE {condition} AND worker IS NOT NULL ORDER BY worker, at_ns",
         params,
     )
-    again = _as_before(table, ("at_ns", "worker", *STEP_SAYS), np.arange(table.num_rows))
-    return table.filter(pa.array(~again)) if again.any() else table
+    twice = again(table, "at_ns", STEP_SAYS)
+    return table.filter(pa.array(~twice)) if twice.any() else table
 
 
 def known_workers(store: Store, window: Window) -> tuple[set[str], set[str]]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from diagnosis.delivered_twice import again
 from diagnosis.facts import F64, I64, BlockTotals, RequestFacts, StepFacts, WorkerFacts, rows_by_code
 from diagnosis.loading.caching_flags import caching_by_flags
 from diagnosis.loading.requests import floats, seconds_since
@@ -60,7 +62,7 @@ def serving(workers: list[WorkerFacts], requests: RequestFacts) -> list[WorkerFa
 
 
 def step_facts(store: Store, window: Window, origin: int) -> StepFacts | None:
-    """Steps by worker and time, seconds after the origin; None where none is stored. Without a duration the time since the step before.
+    """Steps by worker and time, each once, seconds after the origin; None where none is stored. Without a duration the time since the step before.
 
     Where a worker has several steps in flight (asynchronous scheduling tells each from its schedule to its output), a step takes
     the time from the end before it to its own: that is how often tokens come.
@@ -70,6 +72,8 @@ def step_facts(store: Store, window: Window, origin: int) -> StepFacts | None:
     )
     if table.num_rows == 0:
         return None
+    twice = again(table, "at_ns", ("worker", "step", "duration_s", "num_running", "prefill_tokens", "decode_tokens"))
+    table = table.filter(pa.array(~twice)) if twice.any() else table
     codes = table["worker"].combine_chunks().dictionary_encode()
     numbers = {name: floats(table[name]) for name in STEP_NUMBERS}
     waiting = table["waiting_on"].combine_chunks()
