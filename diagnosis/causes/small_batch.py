@@ -44,7 +44,7 @@ def small_batch(case: Case) -> Claim | Excluded | None:
         return _by_settings(case)
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for a seat")
-    seats, before = _seats(case.suspect), _seats(case.base)
+    seats, before = _lowered(case) or (_seats(case.suspect), _seats(case.base))
     if seats is None or before is None:
         return None
     if seats >= before:
@@ -93,7 +93,7 @@ def small_batch(case: Case) -> Claim | Excluded | None:
 
 def _by_settings(case: Case) -> Claim | Excluded | None:
     """Where no step tells what requests wait for: fewer seats by the workers' settings, all taken while requests queued, and room."""
-    seats = lowered(case.base, case.suspect, "max_num_seqs")
+    seats = _lowered(case)
     if seats is None:
         return None
     waits = case.suspect_ledger.column("queue_seats")
@@ -145,6 +145,12 @@ def _began(case: Case) -> bool:
     """Whether many requests waited behind full seats here and next to none there, where there were more: no draw of one traffic does that."""
     now, then = (ledger.column("queue_seats") > MET_S for ledger in (case.suspect_ledger, case.base_ledger))
     return met_here_alone(now, then)
+
+
+def _lowered(case: Case) -> tuple[int, int] | None:
+    """Seats now and before, where they were lowered: of the worker at which nearly all wait for one, where there is one."""
+    kind, worker = case.worker_subject("queue_seats")
+    return lowered(case.base, case.suspect, "max_num_seqs", worker if kind == "worker" else None)
 
 
 def _seats(facts: Facts) -> int | None:

@@ -53,7 +53,15 @@ def setting(facts: Facts, flag: str) -> int | None:
     return told.pop() if len(told) == 1 else None
 
 
-def lowered(base: Facts, suspect: Facts, flag: str) -> tuple[int, int] | None:
-    """(now, before) of a setting that all workers tell and that is lower than it was; else None."""
+def lowered(base: Facts, suspect: Facts, flag: str, at: str | None = None) -> tuple[int, int] | None:
+    """(now, before) of a setting that is lower than it was: of all workers where all tell the same, else of the worker `at`; without that
+    of the one of both windows that has the least of it now. None where none is lower."""
     now, before = setting(suspect, flag), setting(base, flag)
-    return (now, before) if now is not None and before is not None and now < before else None
+    if now is not None and before is not None:
+        return (now, before) if now < before else None
+    told = [
+        {w.worker: whole_number(w.flags.get(flag, ""), MAX_SEATS) or 0 for w in facts.workers if w.worker is not None}
+        for facts in (suspect, base)
+    ]
+    lower = [(told[0][name], told[1][name]) for name in told[0].keys() & told[1].keys() if at in (None, name)]
+    return min(((here, there) for here, there in lower if 0 < here < there), default=None)

@@ -50,6 +50,22 @@ def test_fewer_seats_are_told_by_settings_and_times(tmp_path: Path, kinds: tuple
     assert seconds["queue_seats"] > 0.9 * verdict.delta.mean_s
 
 
+def test_fewer_seats_of_one_worker_are_told_with_it(tmp_path: Path) -> None:
+    """w0 keeps its 16 seats, w1 has 3: requests queue there, and the settings of that worker alone are what changed."""
+    pairs: list[list[Rows]] = []
+    for run, seed, seats in (("base", 1, 16), ("suspect", 3, 3)):
+        of_workers = [
+            simulate(USUAL, run, seed=seed + place, worker=f"w{place}", seats=seats if place else 16)
+            for place in (0, 1)
+        ]
+        pairs.append([told(rows, "sample") for rows in of_workers])
+    merged = [{kind: [row for rows in pair for row in rows[kind]] for kind in pair[0]} for pair in pairs]
+    verdict = verdict_of(tmp_path, *merged)
+    assert names(verdict) == ["small_batch"], verdict.verdict
+    assert verdict.causes[0].subject == {"kind": "worker", "id": "w1"}
+    assert "a worker has 3 seats (16 in the baseline)" in [each["statement"] for each in verdict.causes[0].evidence]
+
+
 def test_seats_that_are_filled_by_more_requests_are_the_load_s(tmp_path: Path) -> None:
     """As many seats as before, three times the requests."""
     base, suspect = simulate(USUAL, "base", seats=6), simulate(USUAL, "suspect", seed=2, seats=6, rate=9.0)
