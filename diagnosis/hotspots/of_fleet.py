@@ -13,7 +13,7 @@ from diagnosis.hotspots.kinds import Chances, Named
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Regret
 from diagnosis.hotspots.spans import cost_of, instants, rows_in, share_of_all
-from diagnosis.telling.wording import percent
+from diagnosis.telling.wording import percent, seconds
 
 
 def dead_signal(seen: Observed, regret: Regret, detected: Detected, first: int, last: int) -> Hotspot:
@@ -53,7 +53,14 @@ def stale_index(seen: Observed, regret: Regret, detected: Detected, first: int, 
         None,
         proof.worst(seen, regret, wrong),
     )
-    facts = (Evidence(statement, share, "ratio", None), parts)
+    again_s = float(np.nansum(missed_s))
+    computed = Evidence(
+        f"to compute what it believed to be there took {seconds(again_s)}, whether or not another worker held it",
+        again_s,
+        "s",
+        None,
+    )
+    facts = (Evidence(statement, share, "ratio", None), parts, computed if again_s > 0 else None)
     advice = advise(seen, regret, rows, None, Named("stale_index", {}), "the fleet")
     return _of_fleet("stale_index", span, (total, share_of_all(regret, total)), len(wrong), statement, facts, advice)
 

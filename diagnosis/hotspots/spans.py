@@ -60,6 +60,6 @@ def cost_of(regret: Regret, rows: I64) -> tuple[float | None, float | None]:
 
 
 def share_of_all(regret: Regret, part: float) -> float | None:
-    """Of all the seconds that routing lost; None where it lost none."""
+    """Of all the seconds that routing lost; None where it lost none, or where `part` is told by more than regret, and is more."""
     total = float(np.nansum(regret.seconds))
-    return min(part / total, 1.0) if total > 0 else None
+    return min(part / total, 1.0) if total > 0.0 and part <= total * (1.0 + 1e-9) else None

@@ -16,6 +16,8 @@ from diagnosis.telling.wording import listing, percent, seconds
 
 JOINED = 0.95
 """Share of the decisions whose request is known, below which that is said."""
+CLOCKS_APART_S = INTERVAL_S / 10
+"""How long after or before they were routed a worker's requests may reach it, by its clock, before that is said."""
 MOST_PREFIXES = 20
 """Prefixes that are listed, those with most regret first."""
 
@@ -96,6 +98,25 @@ def cannot_tell(seen: Observed, regret: Regret) -> Iterator[str]:
         yield "no step rows: queues are counted from the requests' own instants, and speeds from their prefills"
     if not np.isfinite(regret.seconds).any():
         yield "no measured rate or no lengths of prompts: what was lost (regret) is unknown, so an excess counts whatever it cost"
+    yield from _apart(seen)
     joined = float((decisions.request >= 0).mean()) if len(decisions) else 1.0
     if joined < JOINED:
         yield f"{percent(1 - joined)} of the decisions have no request row at the chosen worker (still open, or not recorded)"
+
+
+def _apart(seen: Observed) -> Iterator[str]:
+    """Workers that requests reach, by their clock, long after they were routed, or long before."""
+    decisions = seen.decisions
+    if not seen.has_routes or not len(seen.served):
+        return
+    arrived = seen.served.arrival_s[np.maximum(decisions.request, 0)]
+    lag = np.where(decisions.request >= 0, arrived - decisions.at_s, np.nan)
+    for worker, name in enumerate(seen.workers):
+        mine = lag[(decisions.chosen == worker) & np.isfinite(lag)]
+        off = float(np.median(mine)) if len(mine) else 0.0
+        if abs(off) > CLOCKS_APART_S:
+            yield (
+                f"by its clock requests reach {name} {seconds(abs(off))} {'after' if off > 0 else 'before'} they were routed: its clock "
+                f"differs from the router's{', or the way is that long' if off > 0 else ''}; what queued there when it was chosen, or passed "
+                "over, is not known"
+            )

@@ -97,3 +97,27 @@ def test_straggler_is_told_the_weight_that_it_is_due() -> None:
     [spot] = find(simulate(slow)).hotspots
     assert spot.kind == "straggler"
     assert "0.50 of the others' weight" in spot.advice.text
+
+
+def test_cost_beyond_regret_is_no_share_of_it() -> None:
+    """Every second belief in 400 tokens was wrong: what that took to compute is more than the regret of a fleet where nobody held them."""
+    matched = np.zeros((NUM, 4))
+    matched[::2] = 400.0
+    seen = _with(_fleet(lambda number, busy, has, random: number % 4, use=0.1), None, matched)
+    found = find(seen)
+    [spot] = [spot for spot in found.hotspots if spot.kind == "stale_index"]
+    assert spot.regret_s is not None
+    total = found.regret["total_s"]
+    assert (spot.regret_share is None) == (spot.regret_s > total)
+    assert any("to compute what it believed to be there took" in fact.statement for fact in spot.evidence)
+
+
+def test_clock_that_is_off_is_said_where_queues_are_compared() -> None:
+    """w0's clock is a minute ahead: all that is sent there waits, and nothing of that lies at the instants of the decisions."""
+    seen = _fleet(_all_first, use=0.26)
+    ahead, steps = replace(seen.served, arrival_s=seen.served.arrival_s + 60.0), seen.steps
+    assert steps is not None
+    off = replace(seen, served=ahead, steps=replace(steps, at_s=steps.at_s + 60.0))
+    said = "by its clock requests reach w0 60.00 s after they were routed"
+    assert any(said in line for line in find(off).cannot_tell)
+    assert not any("by its clock" in line for line in find(seen).cannot_tell)
