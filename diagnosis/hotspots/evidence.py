@@ -132,13 +132,18 @@ def of_kind(seen: Observed, named: Named, rows: I64, worker: int, start_ns: int,
             else f"SELECT count(DISTINCT c.load) AS different_loads FROM (SELECT unnest(candidates) AS c FROM {where})",
         )
     if named.kind == "tie_breaking":
+        which, of = ("load", "list_min") if numbers["by_load"] else ("score", "list_max")
+        best = f"list_filter(candidates, lambda c: c.{which} = {of}(list_transform(candidates, lambda d: d.{which})))"
+        shared = f"shared the {'least load' if numbers['by_load'] else 'best score'} with others"
         return Evidence(
-            f"in {numbers['ties']:.0f} decisions {name} shared the best score with others, and got {numbers['to_it']:.0f} of them",
+            f"in {numbers['ties']:.0f} decisions {name} {shared}{' and stood first' if numbers['as_first'] else ''}, and got "
+            f"{numbers['to_it']:.0f} of them",
             numbers["to_it"],
             "requests",
-            f"SELECT count(*) AS to_it FROM {where} AND chosen = {text(name)} AND len(list_filter(candidates, lambda c: "
-            "c.score = list_max(list_transform(candidates, lambda d: d.score)))) > 1 AND list_contains(list_transform(list_filter("
-            "candidates, lambda c: c.score = list_max(list_transform(candidates, lambda d: d.score))), lambda c: c.worker), chosen)",
+            None
+            if numbers["as_first"]
+            else f"SELECT count(*) AS to_it FROM {where} AND chosen = {text(name)} AND len({best}) > 1 "
+            f"AND list_contains(list_transform({best}, lambda c: c.worker), chosen)",
         )
     if named.kind == "affinity" and named.key_kind == "match":
         return Evidence(

@@ -111,21 +111,30 @@ def dead(seen: Observed, regret: Regret, detected: Detected) -> Bool:
 
 
 def _tied(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | None:
-    """All ties in which the worker took part went to it, and chance would not do that."""
-    score, chosen = seen.decisions.score[rows], seen.decisions.chosen[rows]
+    """All ties in which the worker took part went to it, or all in which it stands first, and chance would not do that.
+
+    Where no score is told, a router that goes by load has the load for one.
+    """
+    decisions = seen.decisions
+    score, chosen = decisions.score[rows], decisions.chosen[rows]
+    by_load = not np.isfinite(score).any()
+    if by_load:
+        score = np.where(decisions.goes_by_load[rows][:, None], -decisions.load[rows], np.nan)
     lowest = np.where(np.isfinite(score), score, -np.inf)
     top = lowest.max(axis=1, keepdims=True)
     among = (lowest == top) & np.isfinite(top)
     size = among.sum(axis=1)
-    mine = among[:, worker] & (size > 1)
-    took = mine & (chosen == worker)
-    if took.sum() < MIN_CHOICES or took.sum() < KEY_SHARE * max((chosen == worker).sum(), 1):
-        return None
-    # the router may look at the load next: then ties go to the least of it, and not to one place
-    chance = float(np.log(size[took]).sum() - _log_ways(int(mine.sum()), int(took.sum())))
-    if took.sum() < KEY_STAYS * mine.sum() or chance < -math.log(SAME_PLACE_P):
-        return None
-    return Named("tie_breaking", {"ties": float(mine.sum()), "to_it": float(took.sum())})
+    every = among[:, worker] & (size > 1)
+    for first, mine in enumerate((every, every & (among.argmax(axis=1) == worker))):
+        took = mine & (chosen == worker)
+        if took.sum() < MIN_CHOICES or took.sum() < KEY_SHARE * max((chosen == worker).sum(), 1):
+            continue
+        # the router may look at the load next: then ties go to the least of it, and not to one place
+        chance = float(np.log(size[took]).sum() - _log_ways(int(mine.sum()), int(took.sum())))
+        if took.sum() >= KEY_STAYS * mine.sum() and chance >= -math.log(SAME_PLACE_P):
+            numbers = {"ties": float(mine.sum()), "to_it": float(took.sum())}
+            return Named("tie_breaking", numbers | {"by_load": float(by_load), "as_first": float(first)})
+    return None
 
 
 def _log_ways(of: int, take: int) -> float:

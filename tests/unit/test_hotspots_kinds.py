@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from diagnosis.hotspots.judge import find
+from diagnosis.hotspots.kinds import name_load
 from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.regret import regret_of
 from tests.simulated_routing import LENGTHS, Fleet, Pick, simulate
 
 NUM = 600
@@ -121,3 +124,20 @@ def test_clock_that_is_off_is_said_where_queues_are_compared() -> None:
     said = "by its clock requests reach w0 60.00 s after they were routed"
     assert any(said in line for line in find(off).cannot_tell)
     assert not any("by its clock" in line for line in find(seen).cannot_tell)
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "mine"])
+def test_ties_of_the_least_load_that_go_to_the_first_are_named(policy: str) -> None:
+    """Half the time nobody has anything and w0 is taken, half the time w0 is busy and w1 is, of three that are not: always the first.
+
+    No score is told. Of a router that may go by something else its load is no score.
+    """
+    loads = np.zeros((NUM, 4))
+    loads[1::2, 0] = 1.0
+    seen = _fleet(lambda number, busy, has, random: number % 2, use=0.1)
+    by_load = np.full(NUM, policy == "least_loaded")
+    decisions = replace(seen.decisions, load=loads.astype(np.float32), goes_by_load=by_load)
+    seen, rows = replace(seen, decisions=decisions, policies=(policy,)), np.arange(NUM)
+    regret = regret_of(seen)
+    kinds = [name_load(seen, regret, rows, worker).kind for worker in (0, 1)]
+    assert kinds == (["tie_breaking"] * 2 if policy == "least_loaded" else [None, None])
