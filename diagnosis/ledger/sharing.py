@@ -18,6 +18,8 @@ from diagnosis.facts import F64, I64, Facts, SharingFacts, rows_by_code
 
 LOOKED_AT: Final = 2000
 """Requests of a window whose chains are compared."""
+FEWEST: Final = 50
+"""Prompts of either window, of all kinds that share less, before it is said: of fewer, it is chance which text is asked for twice."""
 FELL = threshold(
     "prompt_uncacheable.fell",
     least=0.3,
@@ -74,6 +76,7 @@ def no_longer_shared(facts: Facts, other: Facts) -> F64:
     if served is None or served_there is None or served >= served_there:
         return out
     here, there = _classes(facts), _classes(other)
+    compared = 0
     for kind in set(here) & set(there):
         rows, rows_there = here[kind], there[kind]
         common, common_there = _mean_shared(facts.sharing, rows, other.sharing, rows_there)
@@ -88,7 +91,8 @@ def no_longer_shared(facts: Facts, other: Facts) -> F64:
         least = min(common_there, expected)
         if least > 0 and FELL.is_reached(1.0 - common / least):
             out[rows] = max(min(least - common, found_there - found), 0.0)
-    return out
+            compared += min(len(rows), len(rows_there))
+    return out if compared >= FEWEST else np.zeros_like(out)
 
 
 def _classes(facts: Facts) -> dict[tuple[str | None, str | None], I64]:

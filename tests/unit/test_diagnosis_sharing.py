@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from diagnosis.facts import Facts, SharingFacts
 from diagnosis.ledger.sharing import no_longer_shared, sharing
@@ -34,14 +35,14 @@ def test_of_fewer_requests_fewer_share() -> None:
 
 
 def test_a_window_with_fewer_requests_is_held_against_as_many() -> None:
-    """Ten agents ask in turn, 40 times and 12 times: most of the latter are the first of their agent, and no prompt changed."""
+    """Fifty agents ask in turn, 200 times and 60 times: most of the latter are the first of their agent, and no prompt changed."""
     windows = []
-    for num, found in ((40, 32.0), (12, 0.0)):
-        shared = sharing(blocks(*([100 * (i % 10), 100 * (i % 10) + 1, 5000 + i] for i in range(num))), 16)
+    for num, found in ((200, 32.0), (60, 0.0)):
+        shared = sharing(blocks(*([100 * (i % 50), 100 * (i % 50) + 1, 50_000 + i] for i in range(num))), 16)
         requests = request_facts(np.arange(num) * 2.0, prompt_tokens=[48.0] * num, cached_tokens=[found] * num)
         windows.append(replace(facts(requests), sharing=shared))
     assert windows[0].sharing is not None
-    assert float(windows[0].sharing.tokens.mean()) == 32.0  # 12 of them: 2 agents ask twice, 4 of 12 requests share
+    assert float(windows[0].sharing.tokens.mean()) == 32.0  # 60 of them: 10 agents ask twice, 20 of 60 requests share
     assert not no_longer_shared(windows[1], windows[0]).any()
 
 
@@ -59,13 +60,23 @@ def window(shared: np.ndarray, cached: np.ndarray, tenant: list[str] | None = No
     return replace(facts(requests), sharing=SharingFacts(np.arange(n), shared))
 
 
-FULL = np.full(20, 100.0)
+FULL = np.full(60, 100.0)
 
 
 def test_what_is_no_longer_shared_is_lost_as_far_as_it_was_found() -> None:
     """100 tokens were shared and 80 of them found; now 0 and 0: 80 a request."""
     lost = no_longer_shared(window(0 * FULL, 0 * FULL), window(FULL, 0.8 * FULL))
-    assert lost.tolist() == [80.0] * 20
+    assert lost.tolist() == [80.0] * 60
+
+
+@pytest.mark.parametrize(("num", "told"), [(49, False), (50, True)])
+def test_of_few_prompts_it_is_chance_which_text_is_asked_for_twice(num: int, told: bool) -> None:
+    """Two tenants that share nothing any more: together they have to be fifty."""
+    names = ["a", "b"] * 30
+    lost = no_longer_shared(
+        window(0 * FULL[:num], 0 * FULL[:num], names[:num]), window(FULL[:num], FULL[:num], names[:num])
+    )
+    assert lost.any() == told
 
 
 def test_what_nobody_found_nobody_lost() -> None:
@@ -80,7 +91,7 @@ def test_as_alike_as_before_is_not_the_prompts() -> None:
 
 def test_more_of_those_who_never_shared_are_no_change_of_prompts() -> None:
     """Tenant b shares nothing in either window and comes more often: within each tenant all is as before."""
-    few, many = ["a"] * 18 + ["b"] * 2, ["a"] * 8 + ["b"] * 12
+    few, many = ["a"] * 54 + ["b"] * 6, ["a"] * 24 + ["b"] * 36
     pair = [np.array([100.0 if name == "a" else 0.0 for name in names]) for names in (few, many)]
     assert not no_longer_shared(window(pair[1], pair[1], many), window(pair[0], pair[0], few)).any()
 
@@ -90,5 +101,5 @@ def test_shorter_prompts_have_less_to_share() -> None:
     there = window(2 * FULL, 2 * FULL)
     short = window(FULL, 0.2 * FULL)
     half = replace(short.requests, numbers={**short.requests.numbers, "prompt_tokens": FULL})
-    assert no_longer_shared(short, there).tolist() == [100.0] * 20
+    assert no_longer_shared(short, there).tolist() == [100.0] * 60
     assert not no_longer_shared(replace(short, requests=half), there).any()
