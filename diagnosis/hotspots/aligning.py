@@ -14,8 +14,16 @@ from diagnosis.facts import F64, I64
 from diagnosis.hotspots.columns import codes, names_in, numbers, seconds_after
 from diagnosis.hotspots.observed import F32, Decisions, Decoded, Served, Steps
 
-BY_LOAD = ("round_robin", "random", "least_loaded", "power_of_two")
-"""Policies that look at no prefix: that they do not go by it is no fault of theirs."""
+BY_LOAD = frozenset(
+    ("roundrobin", "random", "leastloaded", "leastload", "leastrequest", "leastrequests", "leastconn", "leastconnections", "leastqueue",
+     "shortestqueue", "leastbusytime", "leastlatency", "leastkvcache", "throughput", "poweroftwo", "poweroftwochoices", "p2c")
+)  # fmt: skip
+"""Policies that look at no prefix, as routers call them, without what stands between words: that they do not go by it is no fault of theirs."""
+
+
+def goes_by_load(policy: str | None) -> bool:
+    """Whether the name is that of a policy that looks at no prefix: `least-request`, `Round Robin` and `power_of_two` are."""
+    return policy is not None and "".join(filter(str.isalnum, policy)).lower() in BY_LOAD
 
 
 def served_by(table: pa.Table, workers: tuple[str, ...], origin: int) -> Served:
@@ -62,7 +70,8 @@ def decided(
     prefix = codes(routes["prefix_hash"].cast(pa.string()), prefixes)
     of_request = codes(requests["prefix"].cast(pa.string()), prefixes)
     tenant = codes(requests["tenant"], tenants)
-    policy = np.asarray(pc.fill_null(pc.is_in(routes["policy"], value_set=pa.array(BY_LOAD)), False))
+    by_load = [name for name in names_in(routes["policy"]) if goes_by_load(name)]
+    policy = np.asarray(pc.fill_null(pc.is_in(routes["policy"], value_set=pa.array(by_load, pa.string())), False))
     return Decisions(
         routes["request_id"].to_pylist(),
         seconds_after(routes["at_ns"], origin),

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from diagnosis.hotspots.aligning import goes_by_load
 from diagnosis.hotspots.columns import codes, floats, numbers, seconds_after
 
 HUGE = (1 << 62) + 1
@@ -30,3 +31,11 @@ def test_instants_keep_their_nanoseconds() -> None:
 def test_a_name_that_nobody_knows_has_no_place() -> None:
     """w1 is the second name; w7 and null are none of them."""
     assert codes(pa.array(["w1", "w7", None]), ("w0", "w1")).tolist() == [1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "by_load"),
+    [("least-request", True), ("Round Robin", True), ("power_of_two", True), ("kv-cache-aware", False), ("least", False), (None, False)],
+)  # fmt: skip
+def test_policies_are_known_however_they_are_spelt(policy: str | None, by_load: bool) -> None:
+    assert goes_by_load(policy) is by_load
