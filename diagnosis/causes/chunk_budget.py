@@ -8,6 +8,7 @@ from diagnosis.calibration import threshold
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where, request_sql
+from diagnosis.claims.onset import waited_here_alone
 from diagnosis.facts import F64
 from diagnosis.telling.wording import number, percent, seconds
 
@@ -80,7 +81,10 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
         evidence.insert(1, _chunks(case, chunk, chunk_before))
     if budget is not None and budget_before is not None and budget != budget_before:
         evidence.append(_budget(case, budget, budget_before))
-    return Claim(evidence, case.worker_subject("queue_budget"), case.when("queue_budget"))
+    # a budget that was lowered, for which next to nobody waited before, is no other draw of one traffic
+    is_lower = budget is not None and budget_before is not None and budget < budget_before
+    began = is_lower and waited_here_alone(case, "queue_budget")
+    return Claim(evidence, case.worker_subject("queue_budget"), case.when("queue_budget"), began=began)
 
 
 def _by_settings(case: Case) -> Claim | Excluded | None:

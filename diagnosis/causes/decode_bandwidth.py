@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from diagnosis.calibration import threshold
 from diagnosis.cause import BY_CALIBRATION, Case, Claim, Evidence, Excluded, cause
+from diagnosis.claims.bound_wait import lowered
 from diagnosis.claims.evidence_sql import event_where
+from diagnosis.claims.onset import more_than_ever
 from diagnosis.ledger.pace import running_of
 from diagnosis.telling.wording import number, seconds
 
@@ -43,6 +45,8 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
     per_seq = case.model.decode_s_per_seq
     if not per_seq:
         return Excluded("a step gets 0 ms longer with each more sequence it serves")
+    kind, worker = case.worker_subject("decode_bandwidth")
+    raised = lowered(case.suspect, case.base, "max_num_seqs", worker if kind == "worker" else None)
     return Claim(
         [
             Evidence(
@@ -55,8 +59,20 @@ def decode_bandwidth(case: Case) -> Claim | Excluded | None:
                 else None,
                 case.worst_requests("decode_bandwidth"),
                 BY_CALIBRATION,
-            )
+            ),
+            *([] if raised is None else [_seats(case, *raised)]),
         ],
-        case.worker_subject("decode_bandwidth"),
+        (kind, worker),
         case.when("decode_bandwidth"),
+        # no batch can be fuller than there are seats
+        began=raised is not None and more_than_ever(case, "decode_bandwidth"),
+    )
+
+
+def _seats(case: Case, before: int, now: int) -> Evidence:
+    return Evidence(
+        f"a worker has {number(now)} seats ({number(before)} in the {case.base_word}), so batches may be fuller",
+        float(now),
+        "seats",
+        computed_by="the workers' own settings",
     )

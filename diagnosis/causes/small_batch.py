@@ -7,7 +7,7 @@ import numpy as np
 from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where
-from diagnosis.claims.onset import MET_S, met_here_alone
+from diagnosis.claims.onset import waited_here_alone
 from diagnosis.facts import Facts
 from diagnosis.telling.wording import number, percent, seconds
 
@@ -87,7 +87,8 @@ def small_batch(case: Case) -> Claim | Excluded | None:
         ],
         case.worker_subject("queue_seats"),
         case.when("queue_seats"),
-        began=_began(case),
+        # where there were more seats hardly anybody waited for one: no draw of one traffic does that
+        began=waited_here_alone(case, "queue_seats"),
     )
 
 
@@ -137,14 +138,9 @@ def _by_settings(case: Case) -> Claim | Excluded | None:
         case.worker_subject("queue_seats"),
         case.when("queue_seats"),
         BY_TIMES if used is None else 1.0,
-        began=_began(case),
+        # where there were more seats hardly anybody waited for one: no draw of one traffic does that
+        began=waited_here_alone(case, "queue_seats"),
     )
-
-
-def _began(case: Case) -> bool:
-    """Whether many requests waited behind full seats here and next to none there, where there were more: no draw of one traffic does that."""
-    now, then = (ledger.column("queue_seats") > MET_S for ledger in (case.suspect_ledger, case.base_ledger))
-    return met_here_alone(now, then)
 
 
 def _lowered(case: Case) -> tuple[int, int] | None:

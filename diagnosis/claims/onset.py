@@ -29,6 +29,18 @@ def met_here_alone(now: Bool, then: Bool) -> bool:
     return bool(int(now.sum()) >= MET_BY and float(then.mean()) <= TRACE * float(now.mean()))
 
 
+def waited_here_alone(case: Case, row: str) -> bool:
+    """Whether many requests have some of this row here, and next to none there."""
+    now, then = (ledger.column(row) > MET_S for ledger in (case.suspect_ledger, case.base_ledger))
+    return met_here_alone(now, then)
+
+
+def more_than_ever(case: Case, row: str) -> bool:
+    """Whether many requests have more of this row here than any has there."""
+    now, then = (ledger.column(row) for ledger in (case.suspect_ledger, case.base_ledger))
+    return len(then) > 0 and int((now > then.max()).sum()) >= MET_BY
+
+
 def began(case: Case, rows: Sequence[str]) -> bool:
     """Whether these rows' own seconds are in the suspect window and next to none in the baseline; never of rows of ordinary work."""
     own = [name for name in rows if name not in NEUTRAL | ORDINARY | UNOBSERVED]

@@ -22,7 +22,7 @@ from engine_probe.events import CANONICAL_SAMPLES, KINDS
 from store.interface import Window
 from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
-from tests.cause_scenarios import N, Pair, more_load, more_load_on_more_workers, names
+from tests.cause_scenarios import N, Pair, fuller, more_load, more_load_on_more_workers, names, worker
 from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool, small_chunks_of_few
 from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
@@ -266,6 +266,16 @@ def test_load_is_what_each_worker_gets() -> None:
 def test_few_seats_that_requests_wait_for_began() -> None:
     """60 requests wait for one of 8 seats, none for one of 32: no two draws of one traffic differ so."""
     assert [cause.began for cause in judged(few_seats()).causes if cause.cause == "small_batch"] == [True]
+
+
+@pytest.mark.parametrize(("before", "now", "began"), [(2, 8, True), (8, 8, False), (None, None, False)])
+def test_batches_fuller_than_there_were_seats_began(before: int | None, now: int | None, began: bool) -> None:
+    """Two at once and then five, each of 60 requests: with two seats before none could be as full; with eight chance might fill them."""
+    base, suspect, metric = fuller()
+    if before is not None and now is not None:
+        base, suspect = replace(base, workers=[worker(seats=before)]), replace(suspect, workers=[worker(seats=now)])
+    named = judged((base, suspect, metric)).causes[0]
+    assert (named.cause, named.began) == ("decode_bandwidth", began)
 
 
 def test_chunks_are_told_by_the_prompts_that_take_several() -> None:

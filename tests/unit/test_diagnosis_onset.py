@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diagnosis.cause import Case
-from diagnosis.claims.onset import began
+from diagnosis.claims.onset import began, more_than_ever, waited_here_alone
 from diagnosis.ledger.ledger import Ledger
 from tests.verdicts import case
 
@@ -41,6 +41,18 @@ def test_it_began_where_many_met_it_and_the_baseline_has_a_trace_at_most(
     """20 requests or more with 1 ms each; 1 of 20 as much before is a trace, 1 of 10 is not."""
     row = "admission_blocked_on_blocks"
     assert began(with_seconds(row, before, now), [row]) is answer
+
+
+@pytest.mark.parametrize(("before", "many", "answer"), [(0.3, 20, True), (0.3, 19, False), (0.5, 20, False)])
+def test_more_than_ever_is_more_than_any_had(before: float, many: int, answer: bool) -> None:
+    """20 requests or more with 0.5 s each, where nobody had as much."""
+    assert more_than_ever(with_seconds("decode_bandwidth", [before], [0.5] * many), "decode_bandwidth") is answer
+
+
+@pytest.mark.parametrize(("before", "answer"), [([], True), ([0.5] * 2, False), ([0.0005] * 50, True)])
+def test_who_waited_here_alone(before: list[float], answer: bool) -> None:
+    """20 requests waited, next to none before; half a millisecond is no wait."""
+    assert waited_here_alone(with_seconds("queue_seats", before, [0.5] * 20), "queue_seats") is answer
 
 
 def test_ordinary_work_does_not_begin() -> None:
