@@ -128,7 +128,9 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
     side = side_of(case, judged, effects.result())
     return Verdict(
         status=concluded.status,
-        verdict=opening(side, concluded.status) + concluded.sentence + contradiction(told, checks),
+        verdict=opening(side, concluded.status, established=_is_established(case, judged))
+        + concluded.sentence
+        + contradiction(told, checks),
         metric=metric,
         quantile=judged.quantile,
         requested_quantile=quantile,
@@ -163,6 +165,11 @@ def judge(base: Facts, suspect: Facts, chosen: Chosen, metric: str, quantile: st
         next_experiment=next_experiment(causes, case, judged),
         calibration=_calibration(model),
     )
+
+
+def _is_established(case: Case, judged: Judged) -> bool:
+    """Whether the metric changed beyond noise, at the common mix or in the raw numbers."""
+    return judged.changed or (case.traffic is not None and case.traffic.changed)
 
 
 def _counted(facts: Facts, metric: str) -> Counted:

@@ -184,7 +184,8 @@ def _of_tail(
     """Of the quantile that was asked for, where it alone moved and has no interval: it stands where it began and owns most of that."""
     seconds, moved = sum(rows[name].p99_s for name in mine if name in rows), judged.requested.delta_s
     share = seconds / moved if abs(moved) > DUST_S else 0.0
-    return _Owned(cause, claim, mine, seconds, share, share >= MOST and (claim.began or began(case, mine)))
+    stands = share >= MOST and (claim.began or began(case, mine))
+    return _Owned(cause, claim, mine, seconds, share, stands, support=1.0)  # it is counted: no draw tells more
 
 
 def _of_traffic(cause: Cause, claim: Claim, mine: list[str], traffic: Traffic, judged: Judged) -> _Owned:

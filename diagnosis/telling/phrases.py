@@ -36,6 +36,8 @@ def owners(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> str:
     if beside and case.traffic is not None:
         size = case.traffic.mean_s if judged.by_mean else case.traffic.quantile_s
         text = f"{beside[0].cause} (the traffic) adds {signed(size)} to the raw numbers"
+        if any(part.startswith(f"{beside[0].cause} ") for part in parts):
+            text = f"{beside[0].cause} itself adds {signed(size)} to the raw numbers"
         said = f"{said}; {text}" if said else text
     return said
 
@@ -51,5 +53,6 @@ def _shares(case: Case, judged: Judged, causes: Sequence[NamedCause]) -> list[st
         if set(c.rows) & set(TRAFFIC_ROWS) and (share is None or share < MATERIAL):
             continue
         knee = " (past the knee)" if c.cause == "load_step" and past_knee(case) is not None else ""
-        parts.append(f"{'the end of ' if c.ended else ''}{c.cause}{knee} owns {share_of(share)}")
+        over = "the end of " if c.ended and not set(c.rows) & set(TRAFFIC_ROWS) else ""
+        parts.append(f"{over}{c.cause}{knee} owns {share_of(share)}")
     return parts[:3]

@@ -5,7 +5,7 @@
     both moved                   the batch: prefill and decode share steps, seats and blocks; a trade where they moved against each other
     neither                      nothing to be on a side of
 
-Moved means beyond noise and material. Where TTFT moved the ledger says which part of it: before the engine, behind it, on either of the
+Moved means beyond noise and material; of a metric that moved much, and not beyond noise, it is not known. Where TTFT moved the ledger says which part of it: before the engine, behind it, on either of the
 two ways, in the prefill queue (what requests waited before their first step) or in prefill. The queue for prefill and the queue for
 decode are always two numbers. Invariant: the parts of TTFT sum to its change of the mean.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from diagnosis.cause import Case
 from diagnosis.facts import Facts
 from diagnosis.statistics.judged import Judged
-from diagnosis.telling.movement import outweighed
+from diagnosis.telling.movement import outweighed, suspicious
 from diagnosis.telling.wording import listing, number, signed
 
 MATERIAL: Final = 0.05
@@ -116,9 +116,12 @@ def side_of(case: Case, judged: Judged, effects: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def opening(side: Side, status: str) -> str:
-    """How a verdict's sentence begins where something moved: with the side; nothing where nothing did, or nobody can tell."""
-    if status not in ("explained", "not_observable") or side.side in ("neither", "unknown"):
+def opening(side: Side, status: str, *, established: bool) -> str:
+    """How a verdict's sentence begins where something moved: with the side; nothing where nothing did, or nobody can tell.
+
+    established   the change of the judged metric is beyond noise; else the side is that of another metric
+    """
+    if not established or status not in ("explained", "not_observable") or side.side in ("neither", "unknown"):
         return ""
     return f"{WORDS[side.side]}: "
 
@@ -128,6 +131,8 @@ def _moved(name: str, case: Case, judged: Judged, effects: Sequence[Mapping[str,
     if name == case.metric:
         base = case.suspect_ledger if case.ended else case.base_ledger
         change = case.attribution.delta_mean_s
+        if not judged.changed and suspicious(case):
+            return None
         if case.traffic is not None and outweighed(case, judged):
             change = case.traffic.raw_mean_s
         return change, judged.changed and abs(change) >= MATERIAL * float(base.values.mean())

@@ -11,6 +11,7 @@ import pytest
 from diagnosis.attribution.traffic import Traffic
 from diagnosis.telling.conclude import conclude
 from diagnosis.telling.movement import fell, only_tail, outweighed, seems_to_fall, suspicious
+from diagnosis.telling.phrases import owners
 from diagnosis.telling.verdict import Conclusion, LedgerRow, NamedCause
 from diagnosis.telling.wording import tentative
 from tests.verdicts import case, change, judged, named, significance
@@ -396,6 +397,19 @@ def test_at_a_common_mix_the_change_there_comes_first() -> None:
         "At a common mix of requests P99 TTFT rose by 50.0 ms (+30.0 ms to +70.0 ms; raw: P99 100 ms -> 300 ms): premature_eviction owns "
         "100 % of the change; length_shift (the traffic) adds +150 ms to the raw numbers."
     )
+
+
+def test_what_waits_for_the_traffic_and_what_is_its_own_are_two_numbers() -> None:
+    """Of the change at the common mix 40 of 50 ms wait for the longer prompts, which take 150 ms more themselves."""
+    rows = {"length_shift": (0.006, 0.04), "premature_eviction": (0.002, 0.01)}
+    made = case(rows, traffic=traffic(mean_s=0.09, quantile_s=0.15))
+    found = judged(raw=significance())
+    told = owners(made, found, [named("length_shift"), named("premature_eviction")])
+    assert told == (
+        "length_shift owns 80 % and premature_eviction owns 20 % of the change; length_shift itself adds +150 ms to the raw numbers"
+    )
+    over = [replace(named("length_shift"), ended=True), replace(named("premature_eviction"), ended=True)]
+    assert owners(made, found, over).startswith("length_shift owns 80 % and the end of premature_eviction owns 20 %")
 
 
 @pytest.mark.parametrize("by_mean", [False, True])

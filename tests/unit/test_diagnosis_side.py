@@ -11,12 +11,14 @@ import pytest
 
 from diagnosis.facts import Facts, StepFacts
 from diagnosis.judge import judge
+from diagnosis.telling.side import opening, side_of
 from diagnosis.telling.text import render
 from diagnosis.windows import Chosen
 from store.interface import Window
 from tests import cause_scenarios as room
 from tests import moves_scenarios as moves
 from tests.factories import facts
+from tests.verdicts import case, judged
 
 CHOSEN = Chosen(Window(run_id="a"), Window(run_id="b"), "baseline", "suspect", "both windows were given")
 
@@ -64,6 +66,17 @@ def test_the_side_is_what_moved(made: Callable[[], room.Pair], side: str, begins
     assert begins in " ".join(render(found).split())
     is_told = found["status"] == "explained" and side not in ("neither", "unknown")
     assert found["verdict"].startswith(f"{begins.partition(':')[0]}: ") == is_told
+
+
+@pytest.mark.parametrize(("found", "told"), [({"changed": True}, True), ({"changed_mean": True}, True), ({}, False)])
+def test_what_is_not_established_is_on_no_side(found: dict[str, bool], told: bool) -> None:
+    """TTFT doubled in one burst and TPOT rose beyond noise: the decode side it is not, for nobody knows of TTFT."""
+    made = case({"block_leak": (0.1, 0.2)}, base_s=0.1)
+    effects = [{"metric": "tpot_mean_s", "baseline": 0.01, "suspect": 0.02, "changed": True}]
+    side = side_of(made, judged(**({"changed": False, "changed_mean": False} | found)), effects)
+    assert side.side == ("batch" if told else "unknown")
+    decode = replace(side, side="decode")
+    assert opening(decode, "explained", established=told) == ("Decode side: " if told else "")
 
 
 def test_what_got_better_is_on_a_side_too() -> None:
