@@ -18,7 +18,7 @@ def at_worker(
     """`worker` in the intervals from `first` to `last`, for the reason that `named` gives."""
     rows, name = rows_in(detected, first, last), seen.workers[worker]
     mine = rows[seen.decisions.chosen[rows] == worker]
-    at_once = None if named.kind == "straggler" else detected.load_at_once[:, worker]
+    at_once = (detected.slow_at_once if named.kind == "straggler" else detected.load_at_once)[:, worker]
     start_ns, end_ns, found_ns = instants(seen, detected, first, last, at_once)
     share = proof.share_of(seen, regret, rows, worker, start_ns, end_ns)
     facts: list[Evidence | None] = [proof.lost_by(seen, regret, mine)]

@@ -67,7 +67,7 @@ def answers(served: Served, pool: I64) -> Paced | None:
         others = np.flatnonzero(is_other)
         others = others[:: max(1, len(others) // MOST_OTHERS)]
         if len(mine) and len(others) >= MIN_OTHERS:
-            usual[mine] = _expected(amounts[others], took[others], amounts[mine])
+            usual[mine] = expected(amounts[others], took[others], amounts[mine])
     rows = np.flatnonzero(known & (usual > 0))
     middle = (first[rows] + last[rows]) / 2
     return Paced(served.worker[rows], middle, took[rows], usual[rows], tokens[rows], served.prefill_s[rows])
@@ -97,13 +97,16 @@ def _until(edges: F64, at_s: F64) -> F64:
     return np.asarray(at_s * before - sums[before])
 
 
-def _expected(theirs: F64, took: F64, mine: F64) -> F64:
-    """Seconds a token that my work takes at the others' pace."""
+def expected(theirs: F64, took: F64, mine: F64, *, is_relative: bool = False) -> F64:
+    """Seconds that each amount of my work [n, 4] takes at the others' pace. is_relative: a large one counts no more than a small one."""
     least, most = np.quantile(theirs, LEAST, axis=0), theirs.max(axis=0)
     inside = np.clip(mine, least, most)
     beyond = np.divide(mine, inside, out=np.ones_like(mine), where=inside > 0).max(axis=1)
     beyond = np.maximum(beyond, 1.0)
-    return np.asarray(inside @ fit_nonnegative(theirs, took) * beyond)
+    fitted = (
+        fit_nonnegative(theirs / took[:, None], np.ones(len(took))) if is_relative else fit_nonnegative(theirs, took)
+    )
+    return np.asarray(inside @ fitted * beyond)
 
 
 def lost_share(paced: Paced, inside: Bool) -> float:

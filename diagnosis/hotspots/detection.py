@@ -11,10 +11,10 @@ import numpy as np
 
 from diagnosis.facts import F64, I64, Bool
 from diagnosis.hotspots.excess import excess_load
-from diagnosis.hotspots.harm import did_harm, did_harm_by_pace
+from diagnosis.hotspots.harm import did_harm, did_harm_by_pace, did_harm_to_answers
 from diagnosis.hotspots.intervals import INTERVAL_S, intervals
 from diagnosis.hotspots.observed import Observed
-from diagnosis.hotspots.pace import pace, pace_of_answers
+from diagnosis.hotspots.pace import SLOWER, pace, pace_of_answers
 from diagnosis.hotspots.regret import Regret, bear
 from diagnosis.hotspots.wrong_beliefs import wrong_beliefs, wrong_intervals
 
@@ -25,7 +25,7 @@ class Detected:
 
     edges_s    [I + 1] bounds of the intervals; of: [N] interval of each decision
     load       [I, K] the worker got more than chance would give it, and it cost; load_at_once: told by that interval alone
-    slow       [I, K] its steps took longer than those of the others, and it cost
+    slow       [I, K] its steps took longer than those of the others, and it cost; slow_at_once: told by that interval alone
     wrong      [I] the router's index was wrong more often than it may
     slowness   [I, K] times as long as the median of the others, NaN unknown
     p_load     [I, K] most that chance makes as likely, all tests of the load together
@@ -37,6 +37,7 @@ class Detected:
     load: Bool
     load_at_once: Bool
     slow: Bool
+    slow_at_once: Bool
     wrong: Bool
     slowness: F64
     p_load: F64
@@ -56,19 +57,31 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     borne = bear(seen, regret)
     p_load, load, at_once = excess_load(of, decisions.chosen, regret, borne, num, workers, decisions.there)
     harmful = did_harm(of, decisions.chosen, borne, num, workers)
-    slowness, is_slow = pace(seen, num)
+    slowness, slow_at_once = pace(seen, num)
+    is_slow = stays(slow_at_once, slowness >= 1.0 + SLOWER.value)
     by_answers = pace_of_answers(seen, num)
     slowness = np.where(by_answers[1], np.fmax(slowness, by_answers[0]), slowness)
+    is_slow &= harmful | did_harm_by_pace(seen, of, regret, is_slow) | did_harm_to_answers(seen, is_slow & ~harmful)
     is_wrong, can_err = wrong_beliefs(seen)
     return Detected(
         edges,
         of,
         load,
         at_once,
-        is_slow & (harmful | did_harm_by_pace(seen, of, regret, is_slow)) | by_answers[1],
+        is_slow | by_answers[1],
+        slow_at_once | by_answers[1],
         wrong_intervals(of, is_wrong, can_err, num),
         slowness,
         p_load,
         is_wrong,
         can_err,
     )
+
+
+def stays(found: Bool, looks_so: Bool) -> Bool:
+    """[I, K] what was found in an interval, and holds on in those before and after it for as long as they look so too."""
+    held = found.copy()
+    for order in (range(1, len(held)), range(len(held) - 2, -1, -1)):
+        for index in order:
+            held[index] |= looks_so[index] & held[index - 1 if order.step > 0 else index + 1]
+    return held

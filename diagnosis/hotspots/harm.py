@@ -8,8 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.facts import I64, Bool
+from diagnosis.hotspots.beyond import usual_beyond
+from diagnosis.hotspots.intervals import INTERVAL_S
 from diagnosis.hotspots.observed import Observed
 from diagnosis.hotspots.regret import Borne, Regret
+from diagnosis.hotspots.usual import did_something, usual_seconds
 
 MIN_HARM = 0.1
 """Regret over what the best alternatives would have cost, from which on a worker's excess is a hotspot: a tenth is the least that is told of a latency anywhere."""
@@ -48,4 +51,28 @@ def did_harm_by_pace(seen: Observed, of: I64, regret: Regret, is_slow: Bool) -> 
     lost = np.bincount(cell, (own - least)[known], num * workers)
     best = np.bincount(cell, least[known], num * workers)
     harmful: Bool = (lost >= MIN_HARM * best) & (lost > 0)
+    return harmful.reshape(num, workers)
+
+
+def did_harm_to_answers(seen: Observed, is_slow: Bool) -> Bool:
+    """[I, K] the slow worker's answers lost MIN_HARM of the time that they and the prompts in their steps usually take.
+
+    Regret knows waits and prompts. In a step each sequence that decodes loses what the step took longer than those of its shape elsewhere.
+    """
+    num, workers = is_slow.shape
+    if seen.steps is None or not is_slow.any():
+        return np.zeros_like(is_slow)
+    worker, at, took, usual = usual_seconds(seen.steps, workers, seen.pool_of())
+    used = did_something(seen.steps)
+    usual = np.where(
+        np.isfinite(usual), usual, usual_beyond(seen.steps, used, seen.pool_of(), np.asarray(is_slow.any(axis=0)))
+    )
+    decode, running = np.nan_to_num(seen.steps.decode_tokens[used]), seen.steps.running[used]
+    sequences = np.fmin(decode, running)  # of one that is guessed ahead a step may give several tokens
+    index = (at / INTERVAL_S).astype(np.int64)
+    inside = np.isfinite(usual) & (index >= 0) & (index < num)
+    cell = (index * workers + worker)[inside]
+    lost = np.bincount(cell, (sequences * (took - usual))[inside], num * workers)
+    whole = np.bincount(cell, (np.fmax(sequences, running) * usual)[inside], num * workers)
+    harmful: Bool = (lost >= MIN_HARM * whole) & (lost > 0)
     return harmful.reshape(num, workers)

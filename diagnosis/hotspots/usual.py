@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from diagnosis.facts import F64, I64
+from diagnosis.facts import F64, I64, Bool
 from diagnosis.hotspots.observed import Steps
+
+
+def did_something(steps: Steps) -> Bool:
+    """[S] steps of a known worker that computed a prompt or an answer."""
+    tokens = np.nan_to_num(steps.prefill_tokens) + np.nan_to_num(steps.decode_tokens)
+    return np.asarray((steps.worker >= 0) & (steps.duration_s > 0) & (tokens > 0))
 
 
 def usual_seconds(steps: Steps, workers: int, pool: I64) -> tuple[I64, F64, F64, F64]:
     """(worker, end, seconds, usual seconds of steps of the same shape) of the steps that did something."""
     prefill, decode = np.nan_to_num(steps.prefill_tokens), np.nan_to_num(steps.decode_tokens)
-    used = (steps.worker >= 0) & (steps.duration_s > 0) & (prefill + decode > 0)
+    used = did_something(steps)
     worker, took = steps.worker[used], steps.duration_s[used]
     shape = bucket(prefill[used]) * 256 + bucket(decode[used])
     return worker, steps.at_s[used], took, usual_of(worker, shape, took, workers, pool)
