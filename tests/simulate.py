@@ -44,6 +44,7 @@ class Setup:
     per_context_s: float = 0.0
     slow: float = 1.0
     slow_span: tuple[float, float] | None = None
+    pauses: tuple[float, float] | None = None  # the process stands still once every so many seconds, and for how long
     warm: bool = True
     long_every: int = 0
     long_tokens: int = 6000
@@ -94,7 +95,7 @@ class Engine:
         arrivals = deque(self._arrivals())
         waiting: deque[_Request] = deque()
         running: list[_Request] = []
-        now, step = s.start_s, 0
+        now, step, paused = s.start_s, 0, s.start_s
         self._worker_row()
         while arrivals or waiting or running:
             if not waiting and not running:
@@ -113,6 +114,8 @@ class Engine:
             slow = s.slow if s.slow_span is None or s.slow_span[0] <= now < s.slow_span[1] else 1.0
             read_s = s.per_context_s * sum(r.prompt + r.generated for r in decoding)
             duration = slow * (s.fixed_s + tokens * s.per_token_s + len(decoding) * s.per_seq_s + read_s)
+            if s.pauses is not None and now - paused > s.pauses[0]:
+                paused, duration = now, duration + s.pauses[1]
             waited = len(waiting)
             now += duration
             for r, n in prefilling:

@@ -8,7 +8,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 10 to 14 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
-| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, the cache's lock, evictions, the probe, adapters, compiling | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `probe_overhead`, `adapter_swap`, `recompile` |
+| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, the cache's lock, evictions, the probe, adapters, compiling; or that stood still and nothing tells why | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `probe_overhead`, `adapter_swap`, `recompile`; `slow_steps` |
 | 4a | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
 | 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
@@ -64,7 +64,7 @@ ROWS: Final[dict[str, str]] = {
     "prompt_uncacheable": "computing what prompts no longer share, own and others'",
     "cold_start": "filling an empty cache after a start",
     "long_prefill_interference": "steps shared with, or waited through, long prompts of others",
-    "slow_steps": "the same work took longer per step",
+    "slow_steps": "the same work took longer per step, or steps stood still, own and others'",
     "queue_seats": "waiting behind ordinary work while all seats were taken",
     "queue_budget": "waiting behind ordinary work that used up the steps' token budget",
     "queue_load": "waiting behind ordinary work",
@@ -108,6 +108,7 @@ OVERHEADS: Final = (
     "probe_overhead",
     "adapter_swap",
     "recompile",
+    "slow_steps",
 )
 """What a step can spend its time on beside the work of the model; whoever waits or is served meanwhile pays."""
 

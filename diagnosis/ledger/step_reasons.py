@@ -2,7 +2,9 @@
 
 Idea: what a step's work takes is fitted on the baseline, at the window's own speed. Of the time beyond it, that of steps which
 admitted a request for an adapter that had not been asked for lately is the swap's, if such steps stand out from the others; likewise
-that of steps whose number of tokens was the first of its class on that worker is the compiler's.
+that of steps whose number of tokens was the first of its class on that worker is the compiler's. What is left of single steps that took several
+times their work, whatever they computed, while those beside them were as quick as ever, are the instants at which the process stood still
+(`pauses.py`): nothing tells why, and they are slower steps.
 
 Invariant: a step's extras are not more than its time beyond its work; without such a difference between steps nothing is told.
 """
@@ -16,6 +18,8 @@ import numpy as np
 
 from diagnosis.calibration import threshold
 from diagnosis.facts import F64, I64, Bool, Facts, StepFacts
+from diagnosis.ledger.overheads import overheads
+from diagnosis.ledger.pauses import PAUSES, stood_still
 from diagnosis.ledger.step_costs import MIN_LEVEL, fit_nonnegative
 
 LEAST_S: Final = 0.01
@@ -70,6 +74,7 @@ def _explained(facts: Facts, fitted: F64) -> Facts:
     steps = None if facts.steps is None else _beyond(facts.steps, fitted)
     if facts.steps is None or steps is None or int(steps.stands_out.sum()) < STANDING.least:
         STANDING.note(0.0)
+        PAUSES.note(0.0)
         return facts
     extras: dict[str, F64] = {}
     left = steps
@@ -81,6 +86,14 @@ def _explained(facts: Facts, fitted: F64) -> Facts:
         seconds[left.row[found]] = left.beyond_s[found]
         extras[name] = seconds
         left = replace(left, stands_out=left.stands_out & ~found)
+    beyond = np.where(left.stands_out, left.beyond_s, 0.0)
+    for told in overheads(facts).values():
+        beyond = beyond - told[left.row]
+    work, prompts = steps.end_s - steps.start_s - steps.beyond_s, facts.steps.get("prefill_tokens")[left.row] > 0
+    still = stood_still(left.worker, work, beyond, prompts)
+    if still is not None:
+        extras["slow_steps"] = np.zeros(len(facts.steps))
+        extras["slow_steps"][left.row[still]] = beyond[still]
     return replace(facts, step_extras=extras) if extras else facts
 
 
