@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnosis.facts import F64, I64, Bool
+from diagnosis.hotspots.by_design import slower_by_design
 from diagnosis.hotspots.excess import excess_load
 from diagnosis.hotspots.harm import did_harm, did_harm_by_pace, did_harm_to_answers
 from diagnosis.hotspots.intervals import INTERVAL_S, intervals
@@ -29,6 +30,7 @@ class Detected:
     wrong      [I] the router's index was wrong more often than it may
     slowness   [I, K] times as long as the median of the others, NaN unknown
     p_load     [I, K] most that chance makes as likely, all tests of the load together
+    by_design  [K] times as long as the others' that it takes all the time with a router that knows it, which is no hotspot; NaN of all others
     is_wrong   [N] decisions whose belief was wrong; can_err: [N] those where it can be told
     """
 
@@ -43,6 +45,7 @@ class Detected:
     p_load: F64
     is_wrong: Bool
     can_err: Bool
+    by_design: F64
 
     @property
     def num(self) -> int:
@@ -62,19 +65,23 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     by_answers = pace_of_answers(seen, num)
     slowness = np.where(by_answers[1], np.fmax(slowness, by_answers[0]), slowness)
     is_slow &= harmful | did_harm_by_pace(seen, of, regret, is_slow) | did_harm_to_answers(seen, is_slow & ~harmful)
+    is_slow, slow_at_once = is_slow | by_answers[1], slow_at_once | by_answers[1]
+    by_design = slower_by_design(seen, regret, borne, slowness, is_slow)
+    is_slow &= np.isnan(by_design)
     is_wrong, can_err = wrong_beliefs(seen)
     return Detected(
         edges,
         of,
         load,
         at_once,
-        is_slow | by_answers[1],
-        slow_at_once | by_answers[1],
+        is_slow,
+        slow_at_once,
         wrong_intervals(of, is_wrong, can_err, num),
         slowness,
         p_load,
         is_wrong,
         can_err,
+        by_design,
     )
 
 

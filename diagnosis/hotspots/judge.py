@@ -52,7 +52,7 @@ def judged(seen: Observed) -> tuple[Hotspots, Regret]:
         seen.policies,
         totals(seen, regret),
         tuple(spots),
-        tuple(cannot_tell(seen, regret)),
+        tuple(cannot_tell(seen, regret, detected)),
     )
     return found, regret
 

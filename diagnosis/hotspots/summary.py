@@ -82,7 +82,7 @@ def totals(seen: Observed, regret: Regret) -> dict[str, Any]:
     }
 
 
-def cannot_tell(seen: Observed, regret: Regret) -> Iterator[str]:
+def cannot_tell(seen: Observed, regret: Regret, detected: Detected) -> Iterator[str]:
     """What is missing, and what is therefore not known; one sentence each."""
     decisions = seen.decisions
     if not seen.has_routes:
@@ -99,6 +99,11 @@ def cannot_tell(seen: Observed, regret: Regret) -> Iterator[str]:
     if not np.isfinite(regret.seconds).any():
         yield "no measured rate or no lengths of prompts: what was lost (regret) is unknown, so an excess counts whatever it cost"
     yield from _apart(seen)
+    for worker in np.flatnonzero(np.isfinite(detected.by_design)).tolist():
+        yield (
+            f"{seen.workers[worker]} takes {detected.by_design[worker]:.2f} times as long as the others for the same steps all the time, and is "
+            "sent less for that: it is taken for slower by design, and for no hotspot; whether something slows it down is not known"
+        )
     joined = float((decisions.request >= 0).mean()) if len(decisions) else 1.0
     if joined < JOINED:
         yield f"{percent(1 - joined)} of the decisions have no request row at the chosen worker (still open, or not recorded)"
