@@ -333,6 +333,8 @@ class HandoverFacts:
     first_s, last_s   [n] first and last token of that worker, engine's clock; output_tokens: [n] that it gave
     again          by ledger row, prompt tokens that decode workers computed though KV of them had been sent
     before_first   [n] whether the caller's first token came after the hand-over
+    told_s         [n] of the time from its prefill to the first token of who decodes it, seconds that this worker's own queue and prefill
+                   hold; 0 where they are not told. None: nobody looked
     num_bytes, wire_s, wait_s, link_s, broke, of   [m] of each transfer; link_s: of the wait, behind others; of: row of its request
     sees_room      whether steps, or scraped usage, tell the decode workers' free blocks
     tells          which of transfer.wait_s, transfer.wire_s and transfer.outcome are known; the last one of recorded transfers alone
@@ -358,6 +360,7 @@ class HandoverFacts:
     tells: frozenset[str] = frozenset(("transfer.wait_s", "transfer.wire_s", "transfer.outcome"))
     sees_seats: bool = False
     seats: Mapping[str, int] = field(default_factory=dict)
+    told_s: F64 | None = None
 
 
 @dataclass(frozen=True, slots=True)

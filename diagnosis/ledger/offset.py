@@ -15,6 +15,7 @@ import numpy as np
 
 from diagnosis.facts import F64, Bool, Facts
 from diagnosis.ledger.attempts import attempts_before
+from diagnosis.ledger.timeline import sum_of
 
 LEAST_S: Final = 0.005
 """An offset below this is scatter."""
@@ -74,11 +75,23 @@ def offset_between(before: F64, after: F64) -> Offset | None:
 
 
 def residual_s(facts: Facts) -> F64:
-    """[n] seconds up to the first token that no phase tells of; NaN where queue or prefill is not told."""
+    """[n] seconds up to the first token that no phase tells of, of who prefilled it or of who decodes it; NaN where queue or prefill is not
+    told."""
     r = facts.requests
     left = r.first_token_s - r.arrival_s
     for name in ("queue_s", "prefill_s"):
         left = left - r.get(name)
-    for name in ("cache_lookup_s", "alloc_s", "kv_load_s", "kv_transfer_s", "handover_s", "frontend_s", "tokenize_s"):
+    for name in ("cache_lookup_s", "alloc_s", "kv_load_s", "frontend_s", "tokenize_s"):
         left = left - np.nan_to_num(r.get(name))
-    return left - attempts_before(facts, r.first_token_s - r.arrival_s)
+    return left - _handed_over(facts) - attempts_before(facts, r.first_token_s - r.arrival_s)
+
+
+def _handed_over(facts: Facts) -> F64:
+    """[n] seconds of each hand-over before the first token, by the request itself, by its parts, or by the row of who decodes: the most."""
+    r, moves = facts.requests, facts.handover
+    told = np.nan_to_num(r.get("kv_transfer_s")) + np.nan_to_num(r.get("handover_s"))
+    if moves is None:
+        return told
+    parts = sum_of(moves.parts.values(), len(r))
+    by_legs = parts if moves.told_s is None else np.maximum(parts, moves.told_s)
+    return np.maximum(told, np.where(moves.before_first, by_legs, 0.0))

@@ -96,13 +96,15 @@ def handovers(
     last[row] = np.arange(len(row))  # rows are by time: of several hand-overs the last one decodes
     moved = last >= 0
     at = np.maximum(last, 0)
+    first_s = np.where(moved, seconds_since(table["first_ns"], requests.origin_ns)[at], np.nan)
+    told = np.nan_to_num(numbers(table["queue_s"])[at]) + np.nan_to_num(numbers(table["prefill_s"])[at])
     tokens, by_caller = numbers(table["output_tokens"])[at], requests.get("output_tokens")
     return HandoverFacts(
         parts=totals,
         moved=moved,
         worker_names=names,
         worker=np.where(moved, target[at], -1),
-        first_s=np.where(moved, seconds_since(table["first_ns"], requests.origin_ns)[at], np.nan),
+        first_s=first_s,
         last_s=np.where(moved, seconds_since(table["last_ns"], requests.origin_ns)[at], np.nan),
         output_tokens=np.where(moved, tokens, np.nan),
         again={
@@ -120,6 +122,8 @@ def handovers(
         sees_seats=bool(perhaps.sum() <= MOSTLY * idle.sum()),
         seats=seats.num,
         tells=_tells(table),
+        # who decodes may be asked as early as who prefills: what it queues until then is that prefill's
+        told_s=np.clip(np.minimum(told, np.nan_to_num(first_s - requests.engine_first_s)), 0.0, None),
     )
 
 
@@ -138,9 +142,9 @@ def _read(store: Store, window: Window) -> pa.Table | None:
     query, params = found
     legs, leg_params = window_sql(reach(window), "arrival_ns")
     table = store.query(
-        "SELECT t.*, d.first_scheduled_ns AS begun_ns, d.first_token_ns AS first_ns, d.last_token_ns AS last_ns, d.prefill_s, "
+        "SELECT t.*, d.first_scheduled_ns AS begun_ns, d.first_token_ns AS first_ns, d.last_token_ns AS last_ns, d.queue_s, d.prefill_s, "
         f"d.stalled_s, d.computed_tokens, d.output_tokens FROM ({query}) t LEFT JOIN (SELECT request_id, worker, first_scheduled_ns, first_token_ns, "
-        f"last_token_ns, prefill_s, stalled_s, computed_tokens, output_tokens FROM request WHERE {legs} AND vantage = 'engine' "
+        f"last_token_ns, queue_s, prefill_s, stalled_s, computed_tokens, output_tokens FROM request WHERE {legs} AND vantage = 'engine' "
         "QUALIFY row_number() OVER (PARTITION BY request_id, worker ORDER BY arrival_ns DESC) = 1) d "
         "ON t.request_id = d.request_id AND t.target_worker = d.worker ORDER BY t.at_ns, t.request_id",
         [*params, *leg_params],

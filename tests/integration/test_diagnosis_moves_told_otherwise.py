@@ -142,3 +142,18 @@ def test_what_nobody_tells_between_two_workers_is_not_before_the_engine(tmp_path
     seconds = {row.cause: row.mean_s for row in verdict.attribution}
     assert seconds["unexplained"] == pytest.approx(0.38, abs=0.02)
     assert {unseen["cause"] for unseen in verdict.not_observable} >= {"transfer_wire", "transfer_failures"}
+
+
+def test_what_the_decode_worker_s_row_holds_is_no_fixed_time_outside_of_all(tmp_path: Path) -> None:
+    """A fifth waits 2.12 s at the decode worker, and nobody tells of its hand-over: its row's queue and prefill hold them, so they do not
+    lie between the caller and the engine, and why is not known."""
+    runs = [
+        by_requests(split_fleet(run, seed, broken=share), tell=False)
+        for run, seed, share in (("base", 1, 0.0), ("suspect", 2, 0.2))
+    ]
+    with stored(tmp_path / "s.duckdb", runs) as store:
+        verdict = judged(store, "base", "suspect")
+    assert not verdict.causes, verdict.verdict
+    seconds = {row.cause: row.mean_s for row in verdict.attribution}
+    assert abs(seconds.get("fixed_offset", 0.0)) < 0.01
+    assert seconds["unexplained"] / verdict.delta.mean_s == pytest.approx(1.0, abs=0.1)

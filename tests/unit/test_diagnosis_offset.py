@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.ledger.offset import Offset, offset_between
+from diagnosis.facts import F64, HandoverFacts
+from diagnosis.ledger.offset import Offset, offset_between, residual_s
+from tests.factories import facts, request_facts
+from tests.moves_scenarios import handover
 
 N = 200
 QUIET = 0.001 + 0.0001 * np.sin(np.arange(N))
@@ -60,3 +65,31 @@ def test_nobody_is_given_more_than_it_has(residual: list[float], seconds: float)
     assert (given_away >= 0).all()
     assert (given_away <= np.maximum(np.nan_to_num(values), 0.0)).all()
     assert (given_away <= seconds).all()
+
+
+def of_two(wire_s: float, told_s: float | None, *, before_first: bool = True, **numbers: list[float]) -> F64:
+    """What no phase tells of a request whose first token took 1 s: 0.1 s of queue and 0.2 s of prefill at the worker that prefilled it."""
+    requests = replace(request_facts([0.0], queue=[0.1], prefill=[0.2], **numbers), first_token_s=np.array([1.0]))
+    one = handover(transfer_wire=wire_s)
+    moves: HandoverFacts = replace(
+        one,
+        parts={name: seconds[:1] for name, seconds in one.parts.items()},
+        before_first=np.array([before_first]),
+        told_s=None if told_s is None else np.array([told_s]),
+    )
+    return residual_s(replace(facts(requests), handover=moves))
+
+
+def test_what_the_decode_worker_s_own_row_holds_is_outside_of_no_phase() -> None:
+    """Its queue and prefill took 0.6 of the 0.7 s that are left; a transfer of 0.65 s tells more, and is not counted beside them."""
+    assert of_two(0.0, None) == pytest.approx([0.7])
+    assert of_two(0.0, 0.6) == pytest.approx([0.1])
+    assert of_two(0.65, 0.6) == pytest.approx([0.05])
+    assert of_two(0.65, 0.6, before_first=False) == pytest.approx([0.7]), (
+        "after the first token it is none of the first token's time"
+    )
+
+
+def test_a_hand_over_that_its_request_tells_too_is_taken_off_once() -> None:
+    """0.3 s on the wire, by the request and by the hand-over: 0.4 of the 0.7 s are left."""
+    assert of_two(0.3, None, kv_transfer_s=[0.3]) == pytest.approx([0.4])
