@@ -9,7 +9,7 @@ from diagnosis.cause import Case, Claim, Evidence, Excluded, cause
 from diagnosis.claims.bound_wait import ROOM, bound_by, lowered, setting
 from diagnosis.claims.evidence_sql import event_where, request_sql
 from diagnosis.claims.onset import waited_here_alone
-from diagnosis.facts import F64
+from diagnosis.facts import F64, Facts
 from diagnosis.telling.wording import number, percent, seconds
 
 MORE_CHUNKS = threshold(
@@ -49,6 +49,13 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for the token budget")
     budget, budget_before = (setting(facts, "max_num_batched_tokens") for facts in (case.suspect, case.base))
+    most, most_before = (
+        (budget, budget_before) if budget and budget_before else map(_largest, (case.suspect, case.base))
+    )
+    if most is not None and most_before is not None and most >= most_before and not _cut_by_threshold(case):
+        return Excluded(
+            f"a step computes up to {number(most)} tokens ({number(most_before)} in the {case.base_word}): what fills it is another cause"
+        )
     chunk, chunk_before = _tokens_a_chunk(case)
     size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
     if size is None or before is None:
@@ -124,6 +131,19 @@ def _budget(case: Case, budget: int, before: int) -> Evidence:
         "tokens",
         computed_by="the workers' own settings",
     )
+
+
+def _largest(facts: Facts) -> float | None:
+    """Tokens of the largest step: the budget, where requests wait for one with tokens left. None where no step tells them."""
+    if facts.steps is None:
+        return None
+    tokens = facts.steps.get("prefill_tokens") + np.nan_to_num(facts.steps.get("decode_tokens"))
+    return float(np.nanmax(tokens)) if np.isfinite(tokens).any() else None
+
+
+def _cut_by_threshold(case: Case) -> bool:
+    """Whether prompts are cut smaller by a setting of their own."""
+    return lowered(case.base, case.suspect, "long_prefill_token_threshold") is not None
 
 
 def _tokens_a_chunk(case: Case) -> tuple[float | None, float | None]:

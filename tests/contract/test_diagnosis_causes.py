@@ -23,7 +23,7 @@ from store.interface import Window
 from tests.caching_scenarios import CACHING
 from tests.cause_scenarios import SCENARIOS as ROOM_AND_LOAD
 from tests.cause_scenarios import N, Pair, fuller, more_load, more_load_on_more_workers, names, worker
-from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool, small_chunks_of_few
+from tests.cost_scenarios import COSTS, few_seats, few_seats_in_a_full_pool, small_chunks, small_chunks_of_few
 from tests.moves_scenarios import MOVES
 from tests.routing_scenarios import ROUTING
 from tests.telemetry_scenarios import TOLD
@@ -276,6 +276,43 @@ def test_batches_fuller_than_there_were_seats_began(before: int | None, now: int
         base, suspect = replace(base, workers=[worker(seats=before)]), replace(suspect, workers=[worker(seats=now)])
     named = judged((base, suspect, metric)).causes[0]
     assert (named.cause, named.began) == ("decode_bandwidth", began)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        ({"max_num_batched_tokens": "2048"}, {"max_num_batched_tokens": "512"}, True),
+        ({"max_num_batched_tokens": "512"}, {"max_num_batched_tokens": "512"}, False),
+        (
+            {"max_num_batched_tokens": "512", "long_prefill_token_threshold": "256"},
+            {"max_num_batched_tokens": "512", "long_prefill_token_threshold": "64"},
+            True,
+        ),
+        ({}, {}, True),
+    ],
+)
+def test_a_budget_that_is_as_large_is_filled_by_something_else(
+    before: dict[str, str], now: dict[str, str], named: bool
+) -> None:
+    """160 tokens in 4 steps in place of 1: by a lower budget or threshold, or nobody tells; at the same settings fuller steps cut prompts too."""
+    base, suspect, metric = small_chunks()
+    base, suspect = (
+        replace(each, workers=[replace(each.workers[0], flags=flags)])
+        for each, flags in ((base, before), (suspect, now))
+    )
+    assert ("chunk_budget" in names(judged((base, suspect, metric)).causes)) is named
+
+
+@pytest.mark.parametrize(("before", "now", "named"), [(2048.0, 512.0, True), (512.0, 512.0, False)])
+def test_the_largest_step_tells_a_budget_that_nobody_tells(before: float, now: float, named: bool) -> None:
+    """160 tokens in 4 steps in place of 1, while the largest step of 60 computed as many tokens as before, or a quarter."""
+    base, suspect, metric = small_chunks()
+    sized = []
+    for each, largest in ((base, before), (suspect, now)):
+        assert each.steps is not None
+        tokens = {"prefill_tokens": np.full(N, largest - 8.0), "decode_tokens": np.full(N, 8.0)}
+        sized.append(replace(each, steps=replace(each.steps, numbers={**each.steps.numbers, **tokens})))
+    assert ("chunk_budget" in names(judged((sized[0], sized[1], metric)).causes)) is named
 
 
 def test_chunks_are_told_by_the_prompts_that_take_several() -> None:
