@@ -111,7 +111,9 @@ def _replicas(seen: Observed, rows: I64, worker: int, named: Named) -> int:
         share = float(np.mean(codes[rows] == named.key))
     else:
         share = float(np.mean(decisions.chosen[rows] == worker))
-    return max(2, min(seen.num_workers, math.ceil(share * seen.num_workers - 1e-9)))
+    # as many as hold it already are too few
+    least = 1 + int(named.numbers.get("holders", 1.0))
+    return max(min(least, seen.num_workers), min(seen.num_workers, math.ceil(share * seen.num_workers - 1e-9)))
 
 
 def _index(seen: Observed, rows: I64, named: Named) -> Advice:

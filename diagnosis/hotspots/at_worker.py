@@ -65,7 +65,9 @@ def reason(seen: Observed, named: Named) -> str:
     if named.kind == "tie_breaking":
         return "the router breaks ties always its way"
     if named.kind == "affinity" and named.key_kind == "match":
-        return "the router follows the longest match, and the longest match is always there"
+        few = named.numbers["holders"]
+        where = "always there" if few == 1 else f"at {few:.0f} workers only, of which it is one"
+        return f"the router follows the longest match, and the longest match is {where}"
     if named.kind == "affinity" and named.key_kind == "session":
         return "the router keeps conversations where they began, and too many stay there"
     if named.kind == "affinity":

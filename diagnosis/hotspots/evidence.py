@@ -146,8 +146,12 @@ def of_kind(seen: Observed, named: Named, rows: I64, worker: int, start_ns: int,
             f"AND list_contains(list_transform({best}, lambda c: c.worker), chosen)",
         )
     if named.kind == "affinity" and named.key_kind == "match":
+        few = numbers["holders"]
+        held = (
+            "it alone held the longest match" if few == 1 else f"it held the longest match, as {few:.0f} of them all do"
+        )
         return Evidence(
-            f"{numbers['requests']:.0f} of {numbers['of']:.0f} requests went to {name} because it alone held the longest match",
+            f"{numbers['requests']:.0f} of {numbers['of']:.0f} requests went to {name} because {held}",
             numbers["share_of_worker"],
             "ratio",
             None,

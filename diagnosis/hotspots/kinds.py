@@ -23,7 +23,7 @@ import numpy as np
 from diagnosis.facts import I64, Bool
 from diagnosis.hotspots.detection import Detected
 from diagnosis.hotspots.harm import MIN_HARM
-from diagnosis.hotspots.observed import Observed
+from diagnosis.hotspots.observed import F32, Observed
 from diagnosis.hotspots.regret import Regret
 
 KINDS: Final = ("straggler", "dead_signal", "tie_breaking", "affinity", "stale_index", "unreachable_threshold")
@@ -36,7 +36,7 @@ SAME_PLACE_P = 0.001
 KEY_STAYS = 0.9
 """Share of a prefix's requests that one worker gets, from which on the router keeps it there."""
 KEY_SHARE = 0.3
-"""Share of a worker's decisions that one prefix (or longest matches) must be to be the reason."""
+"""Share of a worker's decisions that one prefix (or longest matches, held by no more than half of those who could be chosen) must be to be the reason."""
 SIGMAS, FOLLOWS = 3.0, 0.1
 """A router goes by prefix where it did so more often than chance would: by standard errors, or by a tenth of the decisions that could."""
 MIN_CHANCES = 30
@@ -163,17 +163,25 @@ def _pinned(seen: Observed, regret: Regret, rows: I64, worker: int) -> Named | N
             best = Named("affinity", numbers, kind, key)
     if best is not None:
         return best
-    matched = np.nan_to_num(decisions.matched[rows])
-    longest = matched.max(axis=1)
-    alone = (matched == longest[:, None]).sum(axis=1) == 1
-    led = here & alone & (matched[:, worker] == longest) & (longest > 0)
+    options = decisions.options(rows)
+    holders, longest = _holders(options, decisions.matched[rows])
+    few = (longest > 0) & (2 * holders.sum(axis=1) <= options.sum(axis=1))
+    led = here & few & holders[:, worker]
     share = float(led.sum()) / max(int(here.sum()), 1)
-    if led.sum() < MIN_CHOICES or share < KEY_SHARE or not _follows(matched, alone, chosen, worker, seen.num_workers):
+    if led.sum() < MIN_CHOICES or share < KEY_SHARE or not _follows(holders, longest, few, options, chosen, worker):
         return _kept(seen, rows, worker)
     shared = _commonest(decisions.prefix[rows][led])
+    numbers = {"share_of_worker": share, "requests": float(led.sum()), "of": float(here.sum())}
     return Named(
-        "affinity", {"share_of_worker": share, "requests": float(led.sum()), "of": float(here.sum())}, "match", shared
+        "affinity", numbers | {"holders": float(np.ceil(np.median(holders[led].sum(axis=1))))}, "match", shared
     )
+
+
+def _holders(options: Bool, matched: F32) -> tuple[Bool, F32]:
+    """([n, K] who of the options was believed to hold the longest match, [n] that match in tokens)."""
+    told = np.where(options, np.nan_to_num(matched), np.float32(0.0))
+    longest = told.max(axis=1)
+    return options & (told == longest[:, None]), longest
 
 
 def _goes_there_anyway(here: Bool, keeps: Bool, every: I64) -> bool:
@@ -184,17 +192,19 @@ def _goes_there_anyway(here: Bool, keeps: Bool, every: I64) -> bool:
     return float(here[rest].mean()) >= KEY_STAYS
 
 
-def _follows(matched: np.ndarray, alone: Bool, chosen: I64, worker: int, workers: int) -> bool:
-    """Choices go where the longest match is more often than the worker's share of all explains; what nobody holds goes elsewhere too."""
-    longest = matched.max(axis=1)
+def _follows(holders: Bool, longest: F32, few: Bool, options: Bool, chosen: I64, worker: int) -> bool:
+    """Choices go where the longest match is more often than the workers' shares of all explain; what nobody holds goes elsewhere too.
+
+    The shares are those among the options of each decision: of two that were drawn the one that gets most is chosen anyway.
+    """
     free = longest <= 0
     if free.sum() >= MIN_CHOICES and float((chosen[free] == worker).mean()) >= KEY_STAYS:
         return False
-    led = alone & ~free
-    holder = matched[led].argmax(axis=1)
-    chance = float((np.bincount(chosen, minlength=workers) / len(chosen))[holder].mean())
-    error = math.sqrt(chance * (1 - chance) / len(holder))
-    return chance >= 1.0 or float((chosen[led] == holder).mean()) - chance > SIGMAS * error
+    shares = np.bincount(chosen, minlength=options.shape[1]) / len(chosen)
+    chance = float(((holders[few] @ shares) / np.maximum(options[few] @ shares, 1e-12)).mean())
+    num = int(few.sum())
+    error = math.sqrt(chance * max(1 - chance, 0.0) / num)
+    return chance >= 1.0 or float(holders[few, chosen[few]].mean()) - chance > SIGMAS * error
 
 
 def _kept(seen: Observed, rows: I64, worker: int) -> Named | None:
@@ -239,7 +249,7 @@ def chances(seen: Observed) -> Chances:
     if num == 0 or not np.isfinite(decisions.matched).any():
         return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_), np.zeros(num)
     matched = np.fmax(decisions.matched, 0.0)
-    there = np.ones(matched.shape, dtype=np.bool_) if decisions.there is None else decisions.there
+    there = decisions.options()
     longest, shortest = matched.max(axis=1, where=there, initial=0.0), matched.min(axis=1, where=there, initial=np.inf)
     prompt = served.prompt_tokens[np.maximum(decisions.request, 0)] if len(served) else np.full(num, np.nan)
     prompt = np.where(decisions.request >= 0, np.nan_to_num(prompt), 0.0)

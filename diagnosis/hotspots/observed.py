@@ -54,6 +54,7 @@ class Decisions:
     session           code of the conversation that it is a turn of, -1 unknown; None where nobody tells
     goes_by_load      the policy's name says that it looks at no prefix
     there             [N, K] the worker could be chosen (`reachable`); None: everybody could, every time
+    listed            [N, K] it stood in the list of the decision, where lists are shorter than that: drawn from those who were there
     """
 
     ids: list[str]
@@ -68,9 +69,15 @@ class Decisions:
     score: F32
     session: I64 | None = None
     there: Bool | None = None
+    listed: Bool | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def options(self, rows: I64 | slice = slice(None)) -> Bool:
+        """[len(rows), K] whom the router looked at in these decisions: their lists, else all who could be chosen."""
+        told = self.there if self.listed is None else self.listed
+        return np.ones(self.matched[rows].shape, dtype=np.bool_) if told is None else told[rows]
 
 
 @dataclass(frozen=True, slots=True)

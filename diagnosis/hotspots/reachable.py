@@ -2,7 +2,8 @@
 
 Told by the lists of candidates. Workers that no chain of lists connects are of different pools (another model, another part of the
 work). Who is left out of more lists in a row than chance would leave it out of was not there: it had not joined yet, had left, was
-drained. A router that lists only those that it has drawn leaves each out now and then, which is no absence.
+drained. A router that lists only those that it has drawn leaves each out now and then, which is no absence: whom it drew is its own doing, so
+regret and excess are told against all who were there; but whether it followed a match is told within the list that it had.
 
 Without lists, `worker_up` and `worker_down` marks tell who was there, and the served model who is of one pool.
 """
@@ -45,9 +46,11 @@ def reached(
         if pools is not None:
             of_model = pools == pools[decisions.chosen][:, None]
             there = np.asarray(of_model if there is None else there & of_model, dtype=np.bool_)
+    drawn = None
     if there is not None:
         there[np.arange(len(decisions)), decisions.chosen] = True
-    return replace(decisions, there=there), None if pools is None else pools.astype(np.int64)
+        drawn = None if listed is None else drawn_from(there, listed, decisions)
+    return replace(decisions, there=there, listed=drawn), None if pools is None else pools.astype(np.int64)
 
 
 def by_lists(listed: Bool) -> tuple[Bool, I64]:
@@ -62,6 +65,15 @@ def by_lists(listed: Bool) -> tuple[Bool, I64]:
             inside = np.ix_(rows, members)
             there[inside] = _present(listed[inside])
     return there, pool
+
+
+def drawn_from(there: Bool, listed: Bool, decisions: Decisions) -> Bool | None:
+    """[N, K] who was looked at, where that is not everybody who was there; None where it is. A decision without a list: everybody."""
+    if np.array_equal(listed, there):
+        return None
+    looked_at = listed | there & ~np.asarray(listed.any(axis=1))[:, None]
+    looked_at[np.arange(len(decisions)), decisions.chosen] = True
+    return looked_at
 
 
 def by_marks(store: Store, window: Window, workers: tuple[str, ...], origin: int, decisions: Decisions) -> Bool | None:

@@ -94,6 +94,49 @@ def test_match_is_the_reason_where_choices_follow_it() -> None:
     assert "follows the longest match" in spot.statement
 
 
+@pytest.mark.parametrize(("num_holders", "kind"), [(2, "affinity"), (4, "affinity"), (5, None)])
+def test_match_that_few_of_many_hold_is_the_reason_too(num_holders: int, kind: str | None) -> None:
+    """Every second prompt is held by some of eight and goes to w0 or w1, which hold it: a reason for up to four of eight, not for more than half.
+
+    Shares are 5/16 for w0 and w1, and 1/16 for the others, so chance would send 10/16 to the two, 12/16 to four; all go there.
+    """
+    matched = np.zeros((NUM, 8))
+    matched[::2, :num_holders] = 400.0
+
+    def pick(number: int, busy: np.ndarray, has: np.ndarray, random: np.random.Generator) -> int:
+        return number // 2 % 2 if number % 2 == 0 else number // 2 % 8
+
+    seen = _with(_fleet(pick, 8, use=0.3), None, matched)
+    named = name_load(seen, regret_of(seen), np.arange(NUM), 0)
+    assert named.kind == kind
+    spots = [spot for spot in find(seen).hotspots if spot.subject["kind"] == "worker"]
+    assert {(spot.kind, spot.subject["id"]) for spot in spots} == {(kind, "w0"), (kind, "w1")}
+    if kind:
+        assert f"at {num_holders} workers only" in spots[0].statement
+        assert spots[0].advice.replicas == num_holders + 1
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_match_is_judged_within_the_two_that_were_drawn(follows: bool) -> None:
+    """Half of all are forced to w0, which is in their list then; the rest is one of two drawn at random. Who gets most holds most.
+
+    Of a list with w0 in it w0 gets nearly all, whether it holds the prompt or not: that is no match followed. Where it gets only what it
+    holds, it is one.
+    """
+    random = np.random.default_rng(1)
+    listed, matched = np.zeros((NUM, 8), dtype=bool), np.zeros((NUM, 8))
+    rows, first = np.arange(NUM), np.arange(NUM) % 2 == 0
+    other = random.integers(1, 8, NUM)
+    chosen = np.where(first, 0, other)
+    beside = np.where(follows & ~first, 0, np.where(first, other, other % 7 + 1))
+    listed[rows, chosen] = listed[rows, beside] = True
+    holds = follows | (random.random(NUM) < np.where(first, 0.8, 0.5))
+    matched[rows, np.where(holds, chosen, beside)] = 400.0
+    seen = _with(_fleet(lambda number, busy, has, random: int(chosen[number]), 8, use=0.2), None, matched)
+    seen = replace(seen, decisions=replace(seen.decisions, listed=listed))
+    assert name_load(seen, regret_of(seen), rows, 0).kind == ("affinity" if follows else None)
+
+
 def test_straggler_is_told_the_weight_that_it_is_due() -> None:
     """A worker that takes twice as long as the others serves half of what they do."""
     slow = Fleet(4, lambda number, busy, has, random: number % 4, LENGTHS["equal"], 6, 200, use=0.3, slow=((2, 2.0),))

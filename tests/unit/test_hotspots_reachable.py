@@ -12,7 +12,7 @@ import pytest
 
 from diagnosis.hotspots.judge import find, hotspots
 from diagnosis.hotspots.observed import Observed
-from diagnosis.hotspots.reachable import by_lists
+from diagnosis.hotspots.reachable import by_lists, drawn_from
 from diagnosis.hotspots.regret import regret_of
 from engine_probe.errors import BadWindow
 from engine_probe.schema import table_from_rows
@@ -55,6 +55,16 @@ def test_list_of_those_that_were_drawn_leaves_nobody_out() -> None:
     there, _ = by_lists(listed)
     assert not there[310:, 0].any()
     assert there[:, 1:].all()
+
+
+def test_lists_that_are_shorter_than_who_was_there_are_kept() -> None:
+    """Of three that were there the first decision looked at two, and at whom it chose; without a list it looked at all."""
+    there, listed = np.ones((3, 3), dtype=bool), _lists("110", "011", "000")
+    seen = simulate(Fleet(3, lambda number, busy, has, random: 0, intervals=1, per_interval=3))
+    looked_at = drawn_from(there, listed, seen.decisions)
+    assert looked_at is not None
+    assert looked_at.astype(int).tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    assert drawn_from(there, there, seen.decisions) is None
 
 
 def _half_there(seen: Observed, workers: int) -> Observed:
