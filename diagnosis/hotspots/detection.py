@@ -68,7 +68,7 @@ def detect(seen: Observed, regret: Regret) -> Detected:
     is_slow, slow_at_once = is_slow | by_answers[1], slow_at_once | by_answers[1]
     by_design = slower_by_design(seen, regret, borne, slowness, is_slow)
     is_slow &= np.isnan(by_design)
-    is_wrong, can_err = wrong_beliefs(seen)
+    is_wrong, can_err = wrong_beliefs(seen, regret.token_s)
     return Detected(
         edges,
         of,
