@@ -40,7 +40,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
 
     Why: a hit in a tier is worth its load only above a bandwidth: the bytes of a token over the seconds that computing one takes. Below
     that break-even, on a busy link or a slow disk, the engine waits for what it could have had sooner; most engines wait without a
-    limit once a hit is reported. Meanwhile the blocks that the KV will land in are taken: others wait for blocks, or lose theirs.
+    limit once a hit is reported. Where steps stand still for a load, everybody in them and behind them waits for it. Meanwhile the blocks that the KV will land in are taken: others wait for blocks, or lose theirs.
 
     Refuted by: loads that are shorter than computing the same tokens; as much time for loads as in the baseline.
 

@@ -44,6 +44,8 @@ def shared_with(
         for name, looked in zip(("lookup_overhead", "cache_lock_contention"), lookup_parts(r), strict=True):
             if name in out:  # its own stands beside its prefill
                 out[name] -= known_or_0(looked)
+        if "tier_load" in out:
+            out["tier_load"] -= known_or_0(r.get("kv_load_s"))
         if "eviction_overhead" in out and facts.steps is None:
             out["eviction_overhead"] -= known_or_0(r.get("alloc_s"))
     return {name: np.clip(seconds, 0.0, None) for name, seconds in out.items()}

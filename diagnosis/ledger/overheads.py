@@ -5,6 +5,9 @@ by the request that was admitted by it: what it takes as a rule is the look-up's
 others who hold the cache. Allocating is told by the engine, or it is what the scheduler took more in a step that
 evicted than in a usual one. Swapping adapters in and compiling are found by comparing windows (`step_reasons.py`).
 
+A step that stands still for a load from a slower tier tells its seconds; one that goes on meanwhile tells them too, so whether it stands
+still is read off the steps: they have to be as much longer.
+
 Invariant: a step's overheads are not more than its duration. Where no column tells there is none: unknown is not guessed.
 """
 
@@ -17,6 +20,7 @@ import numpy as np
 
 from diagnosis.facts import F64, Facts, RequestFacts, StepFacts
 from diagnosis.ledger.rows import OVERHEADS
+from diagnosis.ledger.step_costs import MIN_LEVEL, designed, fit_nonnegative
 from diagnosis.sampled import beside_rate
 
 LOOKUP, LOCK, EVICTION, PROBE = OVERHEADS[:4]
@@ -24,6 +28,8 @@ USUAL = 0.25
 """Quantile of the look-ups of a window that is taken for what a look-up costs as a rule: more than half may wait for a lock."""
 BEYOND = 2.0
 """Times that usual cost from which on the rest of a look-up is a wait."""
+STANDS_STILL = 0.5
+"""Seconds that steps are longer by for one of loading from which on they stand still for it: most of it."""
 STRETCHES, FEWEST = 10, 40
 """Stretches of a window in which that usual cost may grow, and look-ups that each has at least."""
 
@@ -46,6 +52,9 @@ def overheads(facts: Facts) -> dict[str, F64]:
         found[EVICTION] = evictions
     if np.isfinite(steps.get("probe_s")).any():
         found[PROBE] = np.nan_to_num(steps.get("probe_s"))
+    loads = standing_for_loads(facts)
+    if loads is not None:
+        found["tier_load"] = loads
     found |= facts.step_extras
     return _within(found, steps)
 
@@ -120,6 +129,22 @@ def evicting(steps: StepFacts, lookups: F64 | None = None) -> F64 | None:
     usual = float(np.median(quiet)) if len(quiet) else 0.0
     more = np.where((evicted > 0) & np.isfinite(scheduling), scheduling - max(usual, 0.0), 0.0)
     return np.maximum(more, 0.0)
+
+
+def standing_for_loads(facts: Facts) -> F64 | None:
+    """Seconds of each step that it stood still for loads from a slower tier, [m]; None where it goes on meanwhile, or nobody tells.
+
+    What moves where no request tells of a load is no tier's: the blocks of who was preempted.
+    """
+    steps = facts.steps
+    if steps is None or not (facts.requests.get("kv_load_s") > 0).any():
+        return None
+    loads, known = np.nan_to_num(steps.get("kv_load_s")), designed(steps)
+    if int((loads[known] > 0).sum()) < MIN_LEVEL:
+        return None
+    columns = [np.ones(len(loads)), steps.get("prefill_tokens"), steps.get("decode_tokens"), loads]
+    longer_by = float(fit_nonnegative(np.stack(columns, axis=1)[known], steps.duration_s[known])[-1])
+    return loads * min(longer_by, 1.0) if longer_by >= STANDS_STILL else None
 
 
 def _by_step(facts: Facts, steps: StepFacts, looked: F64) -> F64 | None:

@@ -8,7 +8,7 @@ Precedence, where several rows could claim the same second (first match wins):
 | 1 | engine time that slower steps added (share 1 - 1/slow_factor); where they were slow for a spell only, of what 10 to 14 call ordinary work in it | `slow_steps` |
 | 2 | waiting, bound by KV blocks | `admission_blocked_on_blocks` |
 | 3 | waiting, bound by a dependency (adapter, transfer, grammar) | `queue_dependency` |
-| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, the cache's lock, evictions, the probe, adapters, compiling; or that stood still and nothing tells why | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `probe_overhead`, `adapter_swap`, `recompile`; `slow_steps` |
+| 4 | waiting through steps (bound by budget, seats or unknown) whose time went into bookkeeping: look-ups, the cache's lock, evictions, the probe, adapters, compiling, loads from a tier that the step stands still for; or that stood still and nothing tells why | `lookup_overhead`, `cache_lock_contention`, `eviction_overhead`, `probe_overhead`, `adapter_swap`, `recompile`, `tier_load`; `slow_steps` |
 | 4a | ... that computed what another worker held and the router did not know of or go by | `hotspot_stale_index`, `hotspot_unreachable_threshold` |
 | 5 | ... that computed blocks again that had been evicted for room, given up by age, or were there and too few to be used | `premature_eviction`, `ttl_expiry`, `reuse_below_unit` |
 | 6 | ... that computed again after preemption | `preemption_recompute` |
@@ -55,7 +55,7 @@ ROWS: Final[dict[str, str]] = {
     "probe_overhead": "steps that recorded what they did",
     "adapter_swap": "steps that waited for a LoRA adapter's weights",
     "recompile": "steps that stood still for a shape that was new",
-    "tier_load": "loading its KV from a slower tier",
+    "tier_load": "loading KV from a slower tier, own and others'",
     "premature_eviction": "computing evicted prompt blocks again, own and others'",
     "ttl_expiry": "computing prompt blocks again that were given up by age, own and others'",
     "reuse_below_unit": "computing what was in the cache and too short to be used, own and others'",
@@ -108,6 +108,7 @@ OVERHEADS: Final = (
     "probe_overhead",
     "adapter_swap",
     "recompile",
+    "tier_load",
     "slow_steps",
 )
 """What a step can spend its time on beside the work of the model; whoever waits or is served meanwhile pays."""

@@ -32,6 +32,7 @@ STEP_NUMBERS = [
     "oldest_wait_s",
     "schedule_s",
     "alloc_s",
+    "kv_load_s",
     "probe_s",
 ]
 OVERLAP = 1.2

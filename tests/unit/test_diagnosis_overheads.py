@@ -104,3 +104,35 @@ def test_waits_of_one_burst_are_no_lock_that_is_held_more_often(waiting: slice, 
 def test_one_look_up_tells_no_rise() -> None:
     """One wait of a second: nobody knows how often such a one comes."""
     assert rise_beyond_chance(np.array([1.0]), np.zeros(400))[0] == 0.0
+
+
+def loading(stalls: float, pairs: int = 30, requests_s: float = 0.05) -> Facts:
+    """Steps of 10 ms of work, every other one of which loads for 50 ms and is longer by `stalls` of that."""
+    loads = np.tile([0.0, 0.05], pairs)
+    told = steps(
+        list(0.01 + stalls * loads),
+        kv_load_s=list(loads),
+        prefill_tokens=[0.0] * len(loads),
+        decode_tokens=list(np.tile([1.0, 1.0, 2.0, 2.0], pairs)[: len(loads)]),
+    )
+    return window(told, kv_load_s=[requests_s])
+
+
+def test_a_step_that_stands_still_for_a_load_was_not_working() -> None:
+    """50 ms of it are the load's, and 10 ms of work are left in every step; of a load that half runs beside the work, half."""
+    known = loading(1.0)
+    assert overheads(known)["tier_load"].tolist() == pytest.approx([0.0, 0.05] * 30)
+    net = without_overheads(known).steps
+    assert net is not None
+    assert net.duration_s == pytest.approx([0.01] * 60)
+    assert overheads(loading(0.6))["tier_load"].tolist() == pytest.approx([0.0, 0.03] * 30)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [loading(0.0), loading(0.3), loading(1.0, pairs=29), loading(1.0, requests_s=0.0)],
+    ids=["goes on meanwhile", "mostly goes on", "29 steps", "no request loads"],
+)
+def test_loads_that_steps_do_not_stand_still_for_are_none_of_theirs(known: Facts) -> None:
+    """As long as the others, or hardly longer; too few to tell; or blocks of who was preempted, for no request waits for a tier."""
+    assert "tier_load" not in overheads(known)

@@ -156,3 +156,25 @@ def test_no_step_spends_more_than_its_time_and_nothing_is_made(sizes: list[tuple
     assert (found <= room + 1e-12).all()
     assert found.sum() <= seconds.sum() + 1e-9
     assert spread(seconds, np.full(len(room), 1e9), joined).tolist() == seconds.tolist()
+
+
+def test_whoever_is_in_a_step_that_loads_or_behind_it_waits_for_the_load() -> None:
+    """The last step, from 2.1 s on, loads for 50 ms and computes 50 tokens of each of two for 100. The first has its own load once, the second
+    shares it, and of the 90 ms that the third waits from 2.16 s on a third is the load's."""
+    told = steps(
+        [0.01, 0.06] * 30 + [0.15],
+        kv_load_s=[0.0, 0.05] * 30 + [0.05],
+        prefill_tokens=[0.0] * 60 + [100.0],
+        decode_tokens=[1.0, 1.0, 2.0, 2.0] * 15 + [0.0],
+    )
+    requests = request_facts(
+        [2.1, 2.1, 2.16],
+        queue=[0.0, 0.0, 0.09],
+        prefill=[0.15, 0.15, 0.1],
+        kv_load_s=[0.05, 0.0, 0.0],
+        computed_tokens=[50.0, 50.0, 50.0],
+        prompt_tokens=[50.0, 50.0, 50.0],
+    )
+    requests.numbers["prefill_s"][0] = 0.1  # the load is a phase of its own
+    found = ledger(facts(requests, steps=told))
+    assert row(found, "tier_load") == [0.05, 0.05, 0.03]
