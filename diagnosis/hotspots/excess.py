@@ -103,15 +103,15 @@ def excess_p(of: I64, chosen: I64, weights: F64, num: int, workers: int, odds: O
         scaled, told = weights[rows] / top, chosen[rows] >= 0
         load = np.bincount(chosen[rows][told], scaled[told], workers)
         # nearer to the mean the bound is above exp(-2): no alarm at any rate that is worth stating
-        chance = np.full((1, workers), even) if odds is None or odds.there is None else _even(odds.there[rows])
+        chance = np.full((1, 1), even) if odds is None or odds.there is None else _even(odds.there[rows])
         mean, variance = (
             (scaled[:, None] * chance).sum(axis=0),
             (scaled[:, None] ** 2 * chance * (1 - chance)).sum(axis=0),
         )
-        far = mean + 2 * np.sqrt(variance)
-        lift = np.expm1(np.outer(THETAS, scaled))
-        for worker in np.flatnonzero(load > far).tolist():
-            p[index, worker] = _bound(chance[:, worker], lift, load[worker], workers)
+        above = np.flatnonzero(load > mean + 2 * np.sqrt(variance))
+        lift = np.expm1(np.outer(THETAS, scaled)) if len(above) else scaled
+        for worker in above.tolist():
+            p[index, worker] = _bound(chance[:, min(worker, chance.shape[1] - 1)], lift, load[worker], workers)
             if odds is not None and p[index, worker] <= FALSE_ALARMS:
                 p[index, worker] = _bound(odds.of(rows, worker), lift, load[worker], workers)
     return p

@@ -27,6 +27,8 @@ from diagnosis.hotspots.observed import F32, Observed
 from diagnosis.hotspots.regret import Regret
 
 KINDS: Final = ("straggler", "dead_signal", "tie_breaking", "affinity", "stale_index", "unreachable_threshold")
+LOOKED_AT = 256
+"""Decisions that are looked at first for a load that moves."""
 MIN_CHOICES = 10
 """Decisions in which a rule has to show: of fewer, one in five goes one way by chance alone."""
 LOOK_AT_NOTHING: Final = frozenset(("round_robin", "random"))
@@ -99,14 +101,18 @@ def dead(seen: Observed, regret: Regret, detected: Detected) -> Bool:
         return none
     load, num, of = seen.decisions.load, detected.num, detected.of
     alive = np.isfinite(load)
-    told = alive.all(axis=1) if seen.decisions.there is None else (alive | ~seen.decisions.there).all(axis=1)
+    told = np.asarray(
+        alive.all(axis=1) if seen.decisions.there is None else (alive | ~seen.decisions.there).all(axis=1)
+    )
     told &= alive.any(axis=1)
-    if not told.any() or float(np.ptp(load[told][alive[told]])) > 0.0:
+    # most loads move, and of those that do a part tells it
+    some = load[:LOOKED_AT][alive[:LOOKED_AT] & told[:LOOKED_AT, None]]
+    if (len(some) and float(np.ptp(some)) > 0.0) or not told.any() or float(np.ptp(load[told][alive[told]])) > 0.0:
         return none
     queued = told & (np.nan_to_num(regret.waiting).max(axis=1) > 0) & np.isfinite(regret.seconds)
-    best, rows = np.maximum(regret.best, 0), np.arange(len(of))
+    rows = np.flatnonzero(queued)
     lost = np.bincount(of[queued], regret.seconds[queued], num)
-    cost = np.bincount(of[queued], (regret.wait_s + regret.compute_s)[rows, best][queued], num)
+    cost = np.bincount(of[queued], regret.cost_at(rows, np.maximum(regret.best[rows], 0)), num)
     return (np.bincount(of[queued], minlength=num) >= MIN_CHOICES) & (lost >= MIN_HARM * cost) & (lost > 0)
 
 
@@ -249,15 +255,18 @@ def chances(seen: Observed) -> Chances:
     if num == 0 or not np.isfinite(decisions.matched).any():
         return np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_), np.zeros(num)
     matched = np.fmax(decisions.matched, 0.0)
-    there = decisions.options()
-    longest, shortest = matched.max(axis=1, where=there, initial=0.0), matched.min(axis=1, where=there, initial=np.inf)
+    options = None if decisions.there is None and decisions.listed is None else decisions.options()
+    among: Bool | bool = True if options is None else options
+    longest, shortest = matched.max(axis=1, where=among, initial=0.0), matched.min(axis=1, where=among, initial=np.inf)
     prompt = served.prompt_tokens[np.maximum(decisions.request, 0)] if len(served) else np.full(num, np.nan)
     prompt = np.where(decisions.request >= 0, np.nan_to_num(prompt), 0.0)
     enough = np.maximum(CHANCE_TOKENS, CHANCE_RATIO * prompt)
     could = ~decisions.goes_by_load & (longest - shortest >= enough)
-    holders = there & (matched >= longest[:, None] - CHANCE_TOKENS)
+    holders = matched >= longest[:, None] - CHANCE_TOKENS
+    holders = holders if options is None else holders & options
     did = could & holders[np.arange(num), decisions.chosen]
-    return could, did, holders.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    size = np.full(num, matched.shape[1]) if options is None else options.sum(axis=1)
+    return could, did, np.count_nonzero(holders, axis=1) / np.maximum(size, 1)
 
 
 def ignored(regret: Regret, detected: Detected, found: Chances) -> Bool:
@@ -270,8 +279,7 @@ def ignored(regret: Regret, detected: Detected, found: Chances) -> Bool:
     expected = np.bincount(of[could], by_chance[could], num)
     variance = np.bincount(of[could], (by_chance * (1 - by_chance))[could], num)
     lost = np.bincount(of[could], regret.seconds[could], num)
-    rows = np.arange(len(of))
-    best = np.maximum(regret.best, 0)
-    cost = np.bincount(of[could], (regret.wait_s + regret.compute_s)[rows, best][could], num)
+    rows = np.flatnonzero(could)
+    cost = np.bincount(of[could], regret.cost_at(rows, np.maximum(regret.best[rows], 0)), num)
     follows = (went - expected > SIGMAS * np.sqrt(variance)) | (went - expected > FOLLOWS * n)
     return (n >= MIN_CHANCES) & ~follows & (lost >= MIN_HARM * cost) & (lost > 0)

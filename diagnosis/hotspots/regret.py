@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnosis.facts import F64, I64
-from diagnosis.hotspots.observed import Observed, Served, Steps
+from diagnosis.hotspots.observed import F32, Observed, Served, Steps
 from diagnosis.parallel import both
 
 MIN_STEPS = 5
@@ -53,6 +53,10 @@ class Regret:
     waiting: F64
     pending: F64
 
+    def cost_at(self, rows: I64, workers: I64) -> F64:
+        """[n] seconds until the first token that each of these decisions would have had at each of these workers."""
+        return np.asarray(self.wait_s[rows, workers] + self.compute_s[rows, workers])
+
 
 def regret_of(seen: Observed) -> Regret:
     """The regret of every decision of the window."""
@@ -69,8 +73,8 @@ def regret_of(seen: Observed) -> Regret:
 
     prompt, computed = of(served.prompt_tokens), of(served.computed_tokens)
     # a row a worker: so all that follows goes through memory in its order. fmax: where no match is told, none is counted
-    matched = np.fmax(np.ascontiguousarray(decisions.matched.T), np.float32(0.0))
-    to_compute = prompt - matched
+    matched = _turned(decisions.matched)
+    to_compute = prompt - np.fmax(matched, np.float32(0.0), out=matched)
     np.maximum(to_compute, 0.0, out=to_compute)
     found = np.isfinite(computed)
     to_compute[decisions.chosen[found], everyone[found]] = computed[found]
@@ -110,7 +114,7 @@ def bear(seen: Observed, regret: Regret) -> Borne:
     took = np.where(told, (served.first_token_s - served.arrival_s)[row], np.nan)
     waited = np.where(told, np.maximum(served.first_scheduled_s - served.arrival_s, 0.0)[row], np.nan)
     rows = np.arange(num)
-    best = np.where(regret.best >= 0, (regret.wait_s + regret.compute_s)[rows, np.maximum(regret.best, 0)], np.nan)
+    best = np.where(regret.best >= 0, regret.cost_at(rows, np.maximum(regret.best, 0)), np.nan)
     by_model = np.fmin(regret.seconds, np.maximum(took - best, 0.0))
     by_outcome, computing, pool = waited.copy(), took - waited, seen.pool_of()
     for worker in range(seen.num_workers):
@@ -137,6 +141,14 @@ def seconds_a_token(seen: Observed) -> F64:
         if np.isfinite(measured[rows]).any():
             typical[rows] = np.nanmedian(measured[rows])
     return np.where(np.isfinite(measured), measured, typical)
+
+
+def _turned(grid: F32) -> F32:
+    """[K, N] copy of [N, K], by some rows at a time, which stay in the cache."""
+    out = np.empty(grid.shape[::-1], grid.dtype)
+    for first in range(0, len(grid), 1024):
+        out[:, first : first + 1024] = grid[first : first + 1024].T
+    return out
 
 
 def _slopes(worker: I64, tokens: F64, seconds: F64, num: int) -> F64:
