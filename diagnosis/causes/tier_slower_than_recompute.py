@@ -10,6 +10,7 @@ from diagnosis.causes.tier_saves_nothing import FELL, LOST, lost_rows
 from diagnosis.claims.evidence_sql import request_sql
 from diagnosis.claims.onset import met_here_alone
 from diagnosis.facts import F64, Bool, Facts
+from diagnosis.ledger.overheads import share_of_loading
 from diagnosis.ledger.tiers import held_share, loads, read_per_request, token_cost_s
 from diagnosis.statistics.quantiles import nearest_rank
 from diagnosis.telling.wording import bandwidth, number, percent, quantile_name, seconds
@@ -97,7 +98,7 @@ def tier_slower_than_recompute(case: Case) -> Claim | Excluded | None:
         evidence.append(_slower(case.suspect, load_s, computing_s, slower))
     if cost is not None and np.isfinite(num_bytes).any():
         evidence.append(_break_even(case.suspect, load_s, tokens, num_bytes, cost))
-    others = [told for told in (held, _saved_less(case)) if told is not None]
+    others = [told for told in (held, _standing(case), _saved_less(case)) if told is not None]
     rows = ("tier_load", *lost_rows(case)) if others else ("tier_load",)
     evidence += others
     strength = 1.0 if slower.any() else 0.6
@@ -149,6 +150,20 @@ def _held(case: Case) -> Evidence | None:
         now,
         "ratio",
         computed_by="the loads' seconds and blocks, over the pools and the window",
+    )
+
+
+def _standing(case: Case) -> Evidence | None:
+    """Loads that most of the steps' time went into, and not in the baseline: whoever holds blocks meanwhile holds them for longer."""
+    now, before = share_of_loading(case.suspect), share_of_loading(case.base)
+    if now < MOST or now < 2.0 * before or len(lost_rows(case)) < len(LOST):
+        return None
+    return Evidence(
+        f"steps stood still for loads in {percent(now)} of their time ({percent(before)} in the {case.base_word}), in pools as large as before: "
+        "blocks were held for as much longer, and who waits for blocks, or has lost its own, pays for the loads too",
+        now,
+        "ratio",
+        computed_by=BY_CALIBRATION,
     )
 
 

@@ -147,6 +147,12 @@ def standing_for_loads(facts: Facts) -> F64 | None:
     return loads * min(longer_by, 1.0) if longer_by >= STANDS_STILL else None
 
 
+def share_of_loading(facts: Facts) -> float:
+    """Share of the steps' time in which they stood still for such loads; 0 where they did not, or nobody tells."""
+    loads = standing_for_loads(facts)
+    return 0.0 if loads is None or facts.steps is None else float(loads.sum() / np.nansum(facts.steps.duration_s))
+
+
 def _by_step(facts: Facts, steps: StepFacts, looked: F64) -> F64 | None:
     """Seconds of each step [m] by those [n] of the requests that were first scheduled in it; None where no request tells."""
     r = facts.requests
