@@ -60,6 +60,7 @@ class Claim:
     advice   what to do with this window's own numbers; told before the remedies of the runbook
     rows     what it claims here, where that is less than the cause may claim; None: all
     began    what it stands on is counted, met by many requests here and by next to none there: no two draws of one process differ so
+    is_sure  it changed beyond chance by evidence of its own, though both windows have it
     """
 
     evidence: Sequence[Evidence]
@@ -69,6 +70,7 @@ class Claim:
     advice: Sequence[str] = ()
     rows: tuple[str, ...] | None = None
     began: bool = False
+    is_sure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def tentative(causes: Sequence[NamedCause]) -> list[NamedCause]:
     """The causes with no more confidence than one can have between windows of different models."""
     capped = [min(cause.confidence, CAP) for cause in causes]
     return [
-        replace(cause, confidence=most, confidence_word=confidence_word(most))
+        replace(cause, confidence=most, confidence_word=confidence_word(most), tentative=True)
         for cause, most in zip(causes, capped, strict=True)
     ]
 

@@ -117,10 +117,12 @@ def rank(
         is_new = found.share >= MOST and (found.claim.began or began(case, found.rows))
         cap = 1.0 if judged.requested.enough and not tentative else CAP_WHEN_FEW
         # a change of traffic has evidence of its own: that the mixes differ
-        unsure = judged.changed and not judged.sure and found.support is None
-        if (tentative or unsure) and not is_new:
-            cap = CAP_WHEN_TENTATIVE
-        named.append(_named(found, certainty, min(stated(certainty), cap), case, p99, delta, began=is_new))
+        is_sure = found.claim.is_sure or found.support is not None
+        is_guess = not is_new and (tentative or (judged.changed and not judged.sure and not is_sure))
+        cap = CAP_WHEN_TENTATIVE if is_guess else cap
+        named.append(
+            _named(found, certainty, min(stated(certainty), cap), case, p99, delta, began=is_new, is_guess=is_guess)
+        )
     return named, excluded
 
 
@@ -254,6 +256,7 @@ def _named(
     delta: Change,
     *,
     began: bool,
+    is_guess: bool,
 ) -> NamedCause:
     mine = [rows[name] for name in found.rows if name in rows]
     tail = sum(row.p99_s for row in mine)
@@ -279,6 +282,7 @@ def _named(
         ended=asked.ended,
         certainty=round(certainty, 4),
         began=began,
+        tentative=is_guess,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from diagnosis.calibration import all_reached, threshold
 from diagnosis.cause import BY_CALIBRATION, MATERIAL, Case, Claim, Evidence, Excluded, cause, rate_per_s
 from diagnosis.claims.evidence_sql import num_requests_sql, request_sql
 from diagnosis.claims.offered_load import HIDDEN, MOSTLY, Load, PastKnee, num_workers, offered_load, past_knee
-from diagnosis.facts import Facts
+from diagnosis.facts import F64, Facts
 from diagnosis.ledger.overheads import of_each
 from diagnosis.ledger.rows import OVERHEADS
 from diagnosis.sampled import sampled_words, total
@@ -30,6 +32,10 @@ STANDS_OUT = threshold(
 )
 
 
+SURE_Z = 4.5
+"""Standard errors from which on the growth of arrivals is evidence by itself, whatever the odds of the latency's: one pair in 100,000."""
+STRETCHES = 20
+"""Parts of a window by which it is told whether arrivals come in bursts."""
 BLIND = 0.6
 """How sure it is that waiting which nobody can look into is for a place."""
 ROWS = ("queue_load", "queue_seats", "queue_budget", "decode_bandwidth", "shared_prefill")
@@ -94,7 +100,8 @@ def load_step(case: Case) -> Claim | Excluded | None:
         )
     rows = (*ROWS, *_as_dear_as_before(base, suspect))
     if knee is None:
-        return Claim(evidence, ("fleet", None), case.when("queue_load") or case.when("queue_seats"), 1.0, rows=rows)
+        subject, when = ("fleet", None), case.when("queue_load") or case.when("queue_seats")
+        return Claim(evidence, subject, when, 1.0, rows=rows, is_sure=z >= SURE_Z)
     is_hidden = knee.hidden_s >= MOSTLY * knee.wait_s[1]
     return Claim(
         evidence,
@@ -102,6 +109,7 @@ def load_step(case: Case) -> Claim | Excluded | None:
         case.when(_where(knee)),
         BLIND if is_hidden else 1.0,
         rows=(*rows, "front_end", *HIDDEN),
+        is_sure=z >= SURE_Z,
     )
 
 
@@ -154,10 +162,20 @@ def rates_a_worker(base: Facts, suspect: Facts) -> tuple[float, float]:
 def growth_z(base: Facts, suspect: Facts) -> float:
     """Standard errors of the growth of arrivals a worker, on the log scale.
 
-    Of two Poisson rates sd = sqrt(1/n + 1/m), of a sample too: n and m are what was seen.
+    Of two Poisson rates sd = sqrt(1/n + 1/m), of a sample too: n and m are what was seen. Arrivals in bursts scatter more: by their index
+    of dispersion as much variance.
     """
     rate_b, rate_s = rates_a_worker(base, suspect)
-    return math.log(rate_s / rate_b) / math.sqrt(1 / len(base.requests) + 1 / len(suspect.requests))
+    spread = sum(_dispersion(facts.requests.arrival_s) / len(facts.requests) for facts in (base, suspect))
+    return math.log(rate_s / rate_b) / math.sqrt(spread)
+
+
+def _dispersion(arrival_s: F64) -> float:
+    """Variance of the arrivals in each of STRETCHES of a window over their mean; at least the 1 of Poisson's. Source: Cox & Lewis 1966."""
+    if len(arrival_s) < 2 * STRETCHES or np.ptp(arrival_s) <= 0:
+        return 1.0
+    counts, _ = np.histogram(arrival_s, STRETCHES)
+    return max(1.0, float(counts.var(ddof=1) / counts.mean()))
 
 
 def _growth_sql(case: Case) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from diagnosis.cause import Case
 from diagnosis.models import other_models
 from diagnosis.statistics.judged import Judged
-from diagnosis.telling.established import of_established, of_its_rows, of_traffic_alone
+from diagnosis.telling.established import of_established, of_traffic_alone
 from diagnosis.telling.incomparable import of_incomparable, of_other_models
 from diagnosis.telling.movement import only_tail, suspicious
 from diagnosis.telling.unestablished import of_chance, of_no_change, of_suspicious, of_what_began
@@ -40,7 +40,7 @@ def conclude(
         judged.changed or suspicious(case) or (case.traffic is not None and case.traffic.changed)
     ):
         return Conclusion("not_distinguishable", of_other_models(case, judged, causes, delta, models), named=True)
-    if judged.changed and not judged.sure and causes and not any(c.began for c in causes) and not of_its_rows(causes):
+    if judged.changed and causes and all(c.tentative for c in causes):
         return Conclusion("not_distinguishable", of_chance(case, judged, causes, delta), named=True)
     if judged.changed:
         return of_established(case, judged, causes, delta, rows)

@@ -84,6 +84,8 @@ class NamedCause:
     """What confidence was read off by calibration: support of the bootstrap times what is missing."""
     began: bool = False
     """It owns most of the change, and the baseline shows nothing of it (of what is over: the suspect window)."""
+    tentative: bool = False
+    """The data point at it and accuse it of nothing: the change is not established, or not by enough for what both windows have."""
 
 
 @dataclass(frozen=True, slots=True)

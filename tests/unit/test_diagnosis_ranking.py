@@ -189,6 +189,9 @@ def test_chance_has_to_be_less_for_what_both_windows_have(
     assert made[0].confidence == confidence
     begun, _ = ranked({"slow_steps": (0.1, 0.2)}, [(cause("slow_steps"), claim(began=True))], judged(**known))
     assert begun[0].confidence == 0.95, "what began is no other draw of the same"
+    sure, _ = ranked({"slow_steps": (0.1, 0.2)}, [(cause("slow_steps"), claim(is_sure=True))], judged(**known))
+    assert (sure[0].confidence, sure[0].began) == (0.95, False), "it has evidence of its own"
+    assert [each[0].tentative for each in (made, begun, sure)] == [confidence == 0.49, False, False]
 
 
 def test_nothing_is_named_where_nothing_changed() -> None:
