@@ -49,11 +49,6 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
     if bound.num_steps == 0:
         return Excluded(f"in 0 of {number(bound.num_known)} steps a request waited for the token budget")
     budget, budget_before = (setting(facts, "max_num_batched_tokens") for facts in (case.suspect, case.base))
-    chunk, chunk_before = _tokens_a_chunk(case)
-    size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
-    if size is None or before is None:
-        return None
-    is_cut = MORE_CHUNKS.is_reached(before / size)
     most, most_before = (
         (budget, budget_before) if budget and budget_before else map(_largest, (case.suspect, case.base))
     )
@@ -61,7 +56,11 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
         return Excluded(
             f"a step computes up to {number(most)} tokens ({number(most_before)} in the {case.base_word}): what fills it is another cause"
         )
-    if not is_cut:
+    chunk, chunk_before = _tokens_a_chunk(case)
+    size, before = (chunk, chunk_before) if chunk is not None and chunk_before is not None else (budget, budget_before)
+    if size is None or before is None:
+        return None
+    if not MORE_CHUNKS.is_reached(before / size):
         return Excluded(
             f"prompts were computed {number(size)} tokens at a time ({number(before)} in the {case.base_word}): the budget cut them as before"
         )
