@@ -53,6 +53,7 @@ def chunk_budget(case: Case) -> Claim | Excluded | None:
         (budget, budget_before) if budget and budget_before else map(_largest, (case.suspect, case.base))
     )
     if most is not None and most_before is not None and most >= most_before and not _cut_by_threshold(case):
+        MORE_CHUNKS.note(0.0)  # however prompts are cut, it misleads nobody
         return Excluded(
             f"a step computes up to {number(most)} tokens ({number(most_before)} in the {case.base_word}): what fills it is another cause"
         )
