@@ -57,6 +57,8 @@ def _kernel(total: F64, exact: float, q: str, mass: F64) -> F64:
     centre = float(np.average(rank[at_quantile], weights=ordered_mass[at_quantile]))
     half_width = kernel_half_width(total.size, q)
     bump = np.maximum(1.0 - ((rank - centre) / half_width) ** 2, 0.0) * ordered_mass
+    if not bump[at_quantile].any():  # few and heavy: none of them has its rank near their middle
+        bump[at_quantile] = ordered_mass[at_quantile]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     sizes = np.diff(np.append(starts, ordered.size))
     shared = np.add.reduceat(bump, starts) / np.add.reduceat(ordered_mass, starts)

@@ -74,6 +74,14 @@ def test_composition_sums_to_the_exact_quantile(parts: np.ndarray, q: str, data:
     assert (rows >= 0.0).all()
 
 
+def test_few_and_heavy_requests_make_up_the_quantile_themselves() -> None:
+    """Of 15 equal requests two have most of the weight: the middle of their ranks is 7.4, and none lies within a rank of it."""
+    weights = np.array([4.0, 2.0, *[0.0625] * 13])
+    rows, smoothing = compose(np.ones((15, 3)), "0.001", weights)
+    assert rows.tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert smoothing == pytest.approx(0.0)
+
+
 @settings(max_examples=80, deadline=None)
 @given(columns(st.integers(1, 30), 4), columns(st.integers(1, 30), 4), quantiles, st.data())
 def test_rows_sum_to_the_change(base: np.ndarray, suspect: np.ndarray, q: str, data: st.DataObject):
