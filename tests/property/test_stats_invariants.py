@@ -75,7 +75,7 @@ def test_composition_sums_to_the_exact_quantile(parts: np.ndarray, q: str, data:
 
 
 def test_few_and_heavy_requests_make_up_the_quantile_themselves() -> None:
-    """Of 15 equal requests two have most of the weight: the middle of their ranks is 7.4, and none lies within a rank of it."""
+    """Of 15 equal requests two have most of the weight: the middle of their ranks is 7.5, and none lies within 3 of it."""
     weights = np.array([4.0, 2.0, *[0.0625] * 13])
     rows, smoothing = compose(np.ones((15, 3)), "0.001", weights)
     assert rows.tolist() == pytest.approx([1.0, 1.0, 1.0])
