@@ -42,7 +42,6 @@ def test_steps_that_came_twice_accuse_nobody(tmp_path: Path) -> None:
     with stored(tmp_path / "kvscope.duckdb", [rows["base"], _twice(rows["twice"])]) as store:
         steps = step_facts(store, Window(run_id="twice"), T0_NS)
         found = diagnose(store, Window(run_id="base"), Window(run_id="twice"), now_ns=NOW_NS)
-    assert steps is not None
-    assert len(steps.at_s) == sent
+    assert (0 if steps is None else len(steps.at_s)) == sent
     said = [check["statement"] for check in found.quality if check["check"] == "cached_tokens"]
     assert "the counter is not telling the truth" in said[1]
