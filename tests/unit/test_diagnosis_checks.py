@@ -325,16 +325,12 @@ def test_gauges_and_counters_that_are_dead() -> None:
     assert made.contradicts
     busy = replace(plain(), requests=replace(plain().requests, end_s=np.arange(N, dtype=np.float64) + 10.0))
     running = {"requests_running:max": 0.0, "requests_running:n": 60.0}
-    found = counters.running(replace(busy, samples=running))
-    assert found is not None
-    assert found.contradicts
+    assert spoken(counters.running(replace(busy, samples=running))).contradicts
     assert counters.running(replace(busy, samples={**running, "requests_running:n": 2.0})) is None, (
         "two scrapes miss much"
     )
     still = {"requests_finished_total": 0.0, "requests_finished_total:span_s": 90.0}
-    stopped = counters.still_counters(plain(samples=still))
-    assert stopped is not None
-    assert stopped.contradicts
+    assert spoken(counters.still_counters(plain(samples=still))).contradicts
     assert counters.still_counters(plain(samples={**still, "requests_finished_total:span_s": 5.0})) is None, (
         "read too shortly"
     )
@@ -344,9 +340,7 @@ def test_negative_and_impossible_numbers() -> None:
     """-1 requests wait; a step uses 120 of 100 blocks."""
     made = spoken(counters.negative(plain(samples={"requests_waiting:min": -1.0})))
     assert made.contradicts
-    over = counters.blocks_in_use(plain(steps=steps(blocks_used=120.0, blocks_total=100.0)))
-    assert over is not None
-    assert over.contradicts
+    assert spoken(counters.blocks_in_use(plain(steps=steps(blocks_used=120.0, blocks_total=100.0)))).contradicts
     assert counters.blocks_in_use(plain(steps=steps(blocks_used=80.0, blocks_total=100.0))) is None
 
 
@@ -364,9 +358,7 @@ def test_half_rows_of_lost_batches_are_no_contradiction() -> None:
     """One step in 60 is missing, so three requests in a hundred may be halves; without holes three are a contradiction."""
     known = plain(output_tokens=10.0, engine_output_tokens=10.0)
     known.requests.get("output_tokens")[:3] = 20.0
-    whole = reuse.client_tokens(known)
-    assert whole is not None
-    assert whole.contradicts
+    assert spoken(reuse.client_tokens(known)).contradicts
     holes = steps(num=60, step=np.delete(np.arange(61.0), 30))
     assert reuse.client_tokens(replace(known, steps=holes)) is None
 
